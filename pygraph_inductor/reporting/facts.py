@@ -1,0 +1,161 @@
+"""What happened to each compiled function and why, as plain data.
+
+Recording and replay write here (a counter or a reason, never more); `report()`, the command line and the demo read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+LOGGER = logging.getLogger("pygraph_inductor")
+LIMIT = 10_000  # functions remembered; a server that compiles for weeks must not grow without bound
+
+
+@dataclass
+class RecordingFacts:
+    """One recording of a function: what was captured, and how often it served."""
+
+    key: str
+    nodes: dict[str, int]  # node kind -> count
+    kernels: int
+    slots: dict[str, int]  # engine -> count
+    bindings: int
+    bytes_borrowed: int  # bytes of input slots that stock CUDA graphs would copy on every replay
+    replays: int = 0
+    updates: int = 0  # nodes rewritten so far
+    staged: int = 0  # slots copied through a staging buffer so far
+    verdict: str = "unverified"
+
+
+@dataclass
+class FunctionFacts:
+    """One callable that was handed to us: a graph, its forward or backward, or a partition of it."""
+
+    name: str
+    kind: str
+    source: str
+    device: str
+    calls: int = 0
+    plain_calls: int = 0
+    replays: int = 0
+    recordings: list[RecordingFacts] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)  # why calls were plain, each once
+    retired: int = 0  # recordings given up
+
+    @property
+    def verdict(self) -> str:
+        """How the function ended up being called, in a few words."""
+        if self.replays:
+            return "replayed"
+        if self.recordings:
+            return "recorded"
+        if self.reasons:
+            return f"plain: {self.reasons[0]}"
+        return "not called twice"
+
+    def add_reason(self, reason: str) -> None:
+        """Remember why a call was plain; a reason heard before is not repeated."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def copied(self) -> FunctionFacts:
+        """The facts as they are now, untouched by later calls."""
+        recordings = [
+            dataclasses.replace(one, nodes=dict(one.nodes), slots=dict(one.slots)) for one in list(self.recordings)
+        ]
+        return dataclasses.replace(self, recordings=recordings, reasons=list(self.reasons))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as JSON-able data, verdict included."""
+        return {**dataclasses.asdict(self), "verdict": self.verdict}
+
+
+@dataclass
+class Report:
+    """The answer of `pygraph_inductor.report()`."""
+
+    functions: list[FunctionFacts]
+    installed: dict[str, Any]  # seam or fact -> value
+    declined: list[str]  # contexts left to stock PyTorch, one line each
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-able data."""
+        return {
+            "functions": [function.to_dict() for function in self.functions],
+            "installed": dict(self.installed),
+            "declined": list(self.declined),
+        }
+
+    def __str__(self) -> str:
+        from pygraph_inductor.reporting import table  # rich is slow to import, and importing us must not be
+
+        return table.report_text(self)
+
+
+class Named(Protocol):
+    """What a warning needs to say which graph it is about."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+_lock = threading.Lock()
+_functions: deque[FunctionFacts] = deque(maxlen=LIMIT)
+_warned: dict[tuple[str, str, str], None] = {}  # insertion-ordered, so that the oldest can be forgotten
+
+
+def register(function: FunctionFacts) -> FunctionFacts:
+    """Include a function in every later report; returns it."""
+    with _lock:
+        _functions.append(function)
+    return function
+
+
+def snapshot() -> list[FunctionFacts]:
+    """Copies of the facts of all registered functions, oldest first."""
+    with _lock:
+        functions = list(_functions)
+    return [function.copied() for function in functions]
+
+
+def clear() -> None:
+    """Forget every function, and which warnings were given."""
+    with _lock:
+        _functions.clear()
+        _warned.clear()
+
+
+def warn_once(facts: Named, what_happened: str, what_we_did: str, knob: str = "") -> bool:
+    """Log one warning per graph and event; says whether it was logged.
+
+    `knob` names what the user can change about it, empty if nothing.
+    """
+    key = (facts.name, facts.source, what_happened)
+    with _lock:
+        if key in _warned:
+            return False
+        _warned[key] = None
+        if len(_warned) > LIMIT:
+            del _warned[next(iter(_warned))]
+    where = f"{facts.name} ({facts.source})" if facts.source else facts.name
+    advice = f" To change this: {knob}." if knob else ""
+    LOGGER.warning("%s: %s; %s.%s", where, what_happened.rstrip("."), what_we_did.rstrip("."), advice)
+    return True
+
+
+def _fresh_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+# Another thread may hold the lock at the moment of a fork; in the child nobody would ever release it.
+os.register_at_fork(after_in_child=_fresh_lock)

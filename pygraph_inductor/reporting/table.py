@@ -1,0 +1,91 @@
+"""The facts as text for people: rich tables, rendered to a string or to a terminal."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pygraph_inductor.reporting.facts import FunctionFacts, RecordingFacts, Report
+
+WIDTH = 140  # where the output is not a terminal: wide enough for the report, narrow enough for a log
+
+
+def report_text(report: Report) -> str:
+    """The whole report as text."""
+    parts: list[RenderableType] = [functions_table(report.functions)]
+    parts += [f"{name}: {value}" for name, value in report.installed.items()]
+    parts += [f"declined: {line}" for line in report.declined]
+    return rendered(*parts)
+
+
+def functions_table(functions: Iterable[FunctionFacts]) -> Table:
+    """One row per function: what it did, with what, and how it ended."""
+    table = Table(title="pygraph_inductor", title_justify="left")
+    for heading in ("graph", "kind", "source"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("calls", "replays", "recordings", "kernels", "slots"):
+        table.add_column(heading, justify="right")
+    table.add_column("engine", no_wrap=True)
+    table.add_column("bytes borrowed", justify="right")
+    table.add_column("verdict", overflow="fold")
+    for function in functions:
+        add_text_row(
+            table,
+            function.name,
+            function.kind,
+            function.source or "-",
+            str(function.calls),
+            str(function.replays),
+            str(len(function.recordings)),
+            *recording_cells(function.recordings),
+            function.verdict,
+        )
+    return table
+
+
+def add_text_row(table: Table, *cells: str) -> None:
+    """Add a row whose cells are shown as they are: rich would read `[…]` in a name as markup."""
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def recording_cells(recordings: list[RecordingFacts]) -> tuple[str, str, str, str]:
+    """Kernels, slots, engines and borrowed bytes of a function's latest recording; dashes if it has none."""
+    if not recordings:
+        return ("-", "-", "-", "-")
+    latest = recordings[-1]
+    used = {engine: count for engine, count in latest.slots.items() if count}
+    engines = ", ".join(f"{engine} {count}" for engine, count in used.items()) or "-"
+    return (str(latest.kernels), str(sum(used.values())), engines, readable_bytes(latest.bytes_borrowed))
+
+
+def readable_bytes(count: int) -> str:
+    """A byte count with a binary unit: `1.5 MiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def console() -> Console:
+    """A console on standard output that does not squeeze tables when the output is a pipe or a file."""
+    found = Console()
+    return found if found.is_terminal else Console(width=max(WIDTH, found.width))
+
+
+def rendered(*parts: RenderableType) -> str:
+    """The parts as plain text, without colours."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    out = io.StringIO()
+    target = Console(file=out, width=max(width, 100), force_terminal=False, color_system=None, highlight=False)
+    for part in parts:
+        target.print(part, markup=False) if isinstance(part, str) else target.print(part)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

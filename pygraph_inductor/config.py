@@ -1,0 +1,41 @@
+"""Every knob, as a config module of torch: `config.strict = True`, `config.patch(strict=True)`, PYGRAPH_STRICT=1.
+
+A knob is read when a function is compiled (`settings.py` keeps what was read with the function), because from torch
+2.12 on an assignment is seen only by the thread that made it, and backwards run in threads of their own.
+"""
+
+import sys
+
+from torch.utils._config_module import install_config_module
+
+from pygraph_inductor import environment
+
+# Act also where Inductor's triton.cudagraphs is off (the default mode of torch.compile).
+always: bool = environment.flag("always", False)
+
+# Record and replay CPU graphs on the simulated driver. Without it CPU graphs are left alone.
+simulate: bool = environment.flag("simulate", False)
+
+# How a replay is told where tensors are: "patch" rewrites addresses in the graph, "copy" stages through fixed
+# buffers as stock PyTorch does, "auto" chooses per tensor.
+engine: str = environment.word("engine", "auto")
+
+# Who manages graphs: "borrowed" is this package, "trees" is stock PyTorch's torch._inductor.cudagraph_trees.
+graph_manager: str = environment.word("graph_manager", "borrowed")
+
+# Recordings kept per function, one per combination of shapes, numbers and aliasing. The least recently used goes.
+max_recordings: int = environment.number("max_recordings", 64)
+
+# Extra memory, in bytes, that verifying one recording may take. What cannot be verified is staged or runs plainly.
+max_verify_bytes: int = environment.number("max_verify_bytes", 8 << 30)
+
+# Raise instead of falling back to the plain call when something of ours fails.
+strict: bool = environment.flag("strict", False)
+
+# Install on a torch whose version is unknown or whose private functions changed.
+force: bool = environment.flag("force", False)
+
+# Importing the package installs nothing.
+disable: bool = environment.flag("disable", False)
+
+install_config_module(sys.modules[__name__])

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Makes or completes a virtual environment: make_venv.sh FOLDER TORCH_REQUIREMENT [EXTRA]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$1 torch=$2 extra=${3:-}
+
+if ! [ -x "$folder/bin/python" ]; then
+    python3 -c 'import sys; sys.exit("python3 must be 3.10 or newer" if sys.version_info < (3, 10) else 0)'
+    # A torch that python3 already has is used from there (if it meets the requirement): no second 5 GB.
+    shared=
+    if python3 -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
+        shared=--system-site-packages
+    fi
+    python3 -m venv $shared "$folder"
+fi
+"$folder/bin/python" -m pip install --quiet "$torch"
+"$folder/bin/python" -m pip install --quiet --editable ".${extra:+[$extra]}"

@@ -1,0 +1,49 @@
+"""What holds for every test: a compile cache in the checkout, a fresh compiler, GPU tests skipped without a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Read when torch is imported, so they are set here and not in a fixture. One compile thread: the pool of worker
+# processes costs more than it saves on small graphs, and tests run in parallel already.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".cache" / "inductor"))
+
+
+@functools.cache
+def missing_gpu() -> str | None:
+    """Why no GPU test can run here; None if they can."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "no CUDA device is visible"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "gpu"):
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") and (reason := missing_gpu()):
+            item.add_marker(pytest.mark.skip(reason=f"GPU test: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """No compiled function, counter or report of an earlier test is left; costs nothing where none was made."""
+    if "torch._dynamo" in sys.modules:
+        import torch._dynamo.utils
+
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    if facts := sys.modules.get("pygraph_inductor.reporting.facts"):
+        facts.clear()

@@ -1,0 +1,105 @@
+"""The command line: `pygraph run | demo | doctor`, the same as `python -m pygraph_inductor`.
+
+By the time this module runs, importing the package has installed it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import sys
+import types
+
+RUN_USAGE = "pygraph run (script.py | -m module) [arguments ...]"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
+        return run(argv[1:])  # before argparse, which would read the script's own options
+    if parser().parse_args(argv).command == "demo":
+        from pygraph_inductor.demo import main as command
+    else:
+        from pygraph_inductor.doctor import main as command
+    return command()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their help."""
+    top = argparse.ArgumentParser(prog="pygraph", description="CUDA graphs for torch.compile that borrow addresses.")
+    commands = top.add_subparsers(dest="command", metavar="command", required=True)
+    about_run = "run a script or module as python would, with the package installed first"
+    commands.add_parser("run", usage=RUN_USAGE, help=about_run, description=about_run)
+    about_demo = "run a transformer from graphs, check it against eager, show one table"
+    commands.add_parser("demo", help=about_demo, description=about_demo)
+    about_doctor = "say what is found here, whether the package is installed into torch, and what it declines"
+    commands.add_parser("doctor", help=about_doctor, description=about_doctor)
+    return top
+
+
+def run(arguments: list[str]) -> int:
+    """`run script.py …` or `run -m module …`. Exceptions and exits of the script pass through."""
+    if arguments[:1] == ["-m"] and len(arguments) > 1:
+        return run_module(arguments[1], arguments[1:])
+    if not arguments or arguments[0].startswith("-"):
+        print(f"usage: {RUN_USAGE}", file=sys.stderr)
+        return 2
+    return run_script(arguments[0], arguments)
+
+
+def run_module(name: str, argv: list[str]) -> int:
+    """As `python -m name`."""
+    set_first_path(os.getcwd())
+    sys.argv[:] = argv
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a parent package exists and fails to import something else
+        found = False
+    if not found:
+        print(f"pygraph: No module named {name}", file=sys.stderr)
+        return 1
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def run_script(path: str, argv: list[str]) -> int:
+    """As `python path`: the script becomes `__main__` and stays it, for whatever runs at exit."""
+    sys.argv[:] = argv
+    if os.path.isdir(path):
+        set_first_path(path)
+        runpy.run_path(path, run_name="__main__")
+        return 0
+    # What python shows in tracebacks and in __file__ is absolute, what it shows in argv is not.
+    absolute = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+    try:
+        source = loader.get_data(absolute)
+    except OSError as error:
+        print(f"pygraph: can't open file {absolute!r}: {error}", file=sys.stderr)
+        return 2
+    set_first_path(os.path.dirname(os.path.realpath(path)))
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=absolute, __loader__=loader, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(loader.source_to_code(source, absolute), module.__dict__)
+    return 0
+
+
+def set_first_path(folder: str) -> None:
+    """Replace the entry that python put first in `sys.path` for us by the one the script expects.
+
+    With `python -P` or `-I` there is no such entry, and none is added.
+    """
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path[0] = folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

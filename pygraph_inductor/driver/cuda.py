@@ -1,0 +1,283 @@
+"""A CUDA device behind the driver protocol: capture through torch.cuda.CUDAGraph, node updates through the driver.
+
+Launches are torch's own `CUDAGraph.replay`: it advances the philox offset, which a bare cuGraphLaunch does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver.libcuda import DriverError, KernelParameters, bindings, checked
+from pygraph_inductor.driver.protocol import (
+    Area,
+    CaptureFailed,
+    Node,
+    NodeKind,
+    RandomState,
+    Reservation,
+    T,
+    UpdateRefused,
+)
+from pygraph_inductor.driver.stand_ins import AllocatedRange, MappedRange, supports_mapping
+
+# torch's stubs do not know it; generated code allocates with it.
+_empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class _Handle:
+    """What updating one node takes besides its areas."""
+
+    node: Any
+    parameters: Any = None
+
+
+class CudaGraph:
+    """A captured CUDA graph with its nodes."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+        self._executable: Any = None
+        self._context = checked(bindings().cuCtxGetCurrent())
+        cu = bindings()
+        template = cu.CUgraph(graph.raw_cuda_graph())
+        count = checked(cu.cuGraphGetNodes(template, 0))[1]
+        handles = checked(cu.cuGraphGetNodes(template, count))[0] if count else []
+        self._handles: list[_Handle] = []
+        nodes: list[Node] = []
+        for index, handle in enumerate(handles):
+            node, parameters = _read_node(index, handle)
+            nodes.append(node)
+            self._handles.append(_Handle(handle, parameters))
+        self.nodes: tuple[Node, ...] = tuple(nodes)
+
+    def instantiate(self) -> None:
+        self._graph.instantiate()
+        self._executable = bindings().CUgraphExec(self._graph.raw_cuda_graph_exec())
+
+    def update(self, node: Node) -> None:
+        handle = self._handles[node.index]
+        try:
+            if node.kind is NodeKind.KERNEL:
+                self._update_kernel(handle)
+            elif node.kind is NodeKind.MEMCPY:
+                self._update_memcpy(node, handle)
+            elif node.kind is NodeKind.MEMSET:
+                self._update_memset(node, handle)
+            else:
+                raise UpdateRefused(f"a {node.name} node has no parameters that we can rewrite")
+        except DriverError as error:
+            raise UpdateRefused(f"{node.name}: {error}") from error
+
+    def _update_kernel(self, handle: _Handle) -> None:
+        if self._executable is None:
+            handle.parameters.set_in_graph(int(handle.node))
+        else:
+            handle.parameters.set_in_exec(int(self._executable), int(handle.node))
+
+    def _update_memcpy(self, node: Node, handle: _Handle) -> None:
+        cu = bindings()
+        (area,) = node.areas
+        copy = handle.parameters
+        copy.dstDevice = cu.CUdeviceptr(area.word(0))
+        copy.srcDevice = cu.CUdeviceptr(area.word(8))
+        if self._executable is None:
+            checked(cu.cuGraphMemcpyNodeSetParams(handle.node, copy))
+        else:
+            checked(cu.cuGraphExecMemcpyNodeSetParams(self._executable, handle.node, copy, self._context))
+
+    def _update_memset(self, node: Node, handle: _Handle) -> None:
+        cu = bindings()
+        (area,) = node.areas
+        fill = handle.parameters
+        fill.dst = cu.CUdeviceptr(area.word(0))
+        if self._executable is None:
+            checked(cu.cuGraphMemsetNodeSetParams(handle.node, fill))
+        else:
+            checked(cu.cuGraphExecMemsetNodeSetParams(self._executable, handle.node, fill, self._context))
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def close(self) -> None:
+        self._executable = None
+        self._graph.reset()
+
+
+def _read_node(index: int, handle: Any) -> tuple[Node, Any]:
+    cu = bindings()
+    node_type = checked(cu.cuGraphNodeGetType(handle))
+    short = node_type.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
+    if short == "kernel":
+        kernel = KernelParameters(int(handle))
+        return Node(index, NodeKind.KERNEL, kernel.name, kernel.areas, kernel.identity), kernel
+    if short == "memcpy":
+        copy = checked(cu.cuGraphMemcpyNodeGetParams(handle))
+        if _is_flat_device_copy(copy):
+            words = ctypes.string_at(ctypes.byref((ctypes.c_uint64 * 2)(int(copy.dstDevice), int(copy.srcDevice))), 16)
+            return Node(index, NodeKind.MEMCPY, "memcpy", (Area(words),), (copy.WidthInBytes,)), copy
+        return Node(index, NodeKind.OTHER, "memcpy with a host side"), None
+    if short == "memset":
+        fill = checked(cu.cuGraphMemsetNodeGetParams(handle))
+        shape = (fill.width, fill.height, fill.pitch, fill.elementSize, fill.value)
+        return Node(index, NodeKind.MEMSET, "memset", (Area(int(fill.dst).to_bytes(8, "little")),), shape), fill
+    if short == "empty":
+        return Node(index, NodeKind.EMPTY, short), None
+    return Node(index, NodeKind.OTHER, short), None
+
+
+def _is_flat_device_copy(copy: Any) -> bool:
+    device = bindings().CUmemorytype.CU_MEMORYTYPE_DEVICE
+    return (
+        copy.srcMemoryType == device
+        and copy.dstMemoryType == device
+        and copy.Height <= 1
+        and copy.Depth <= 1
+        and copy.WidthInBytes > 0
+    )
+
+
+@contextlib.contextmanager
+def _library_state() -> Iterator[None]:
+    """cuBLAS workspaces are made anew for (and after) a capture, and cuDNN's benchmark does not empty caches in it.
+
+    A workspace kept from outside would be shared between the graph and eager calls; one kept from inside would hand
+    memory of the graph's pool to eager calls.
+    """
+    empties_cache = torch._C._cuda_get_conv_benchmark_empty_cache()
+    torch._C._cudnn_set_conv_benchmark_empty_cache(False)
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+        torch._C._cudnn_set_conv_benchmark_empty_cache(empties_cache)
+
+
+class CudaDriver:
+    """One CUDA device."""
+
+    name = "cuda"
+    alignment = 256
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._index = device.index
+        with torch.cuda.device(device):
+            self._capture_stream = torch.cuda.Stream()
+            torch.cuda.current_stream().synchronize()
+            self._maps = supports_mapping(self._index)
+
+    def guard(self) -> Any:
+        return torch.cuda.device(self.device)
+
+    def capture(
+        self,
+        body: Callable[[], T],
+        pool: Any,
+        namespace: dict[str, Any],
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[CudaGraph, T]:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with _library_state(), torch.cuda.stream(self._capture_stream):
+            result = self._capture_into(graph, body, pool, generators)
+        return CudaGraph(graph), result
+
+    def _capture_into(
+        self, graph: torch.cuda.CUDAGraph, body: Callable[[], T], pool: Any, generators: Sequence[torch.Generator]
+    ) -> T:
+        for generator in generators:
+            graph.register_generator_state(generator)
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            result = body()
+        except BaseException:
+            self._abandon(graph, pool, generators)
+            raise
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            self._abandon(graph, pool, generators)
+            raise CaptureFailed(f"the device refused the capture: {error}") from error
+        return result
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any, generators: Sequence[torch.Generator]) -> None:
+        """End a broken capture so that allocator and generators forget it.
+
+        When ending fails, torch neither stops routing allocations to the pool nor tells the generators
+        (CUDAGraph::capture_end checks the driver's answer first). A second, empty capture does both.
+        """
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+            graph.reset()
+            return
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._index, pool)
+        healing = torch.cuda.CUDAGraph(keep_graph=True)
+        for generator in generators:
+            healing.register_generator_state(generator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that the graph is empty
+            healing.capture_begin(pool=pool, capture_error_mode="thread_local")
+            healing.capture_end()
+        healing.reset()
+        with contextlib.suppress(RuntimeError):
+            graph.reset()
+
+    def new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def pool_ranges(self, pool: Any) -> list[tuple[int, int]]:
+        return [
+            (segment["address"], segment["address"] + segment["total_size"])
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(pool)
+        ]
+
+    def reserve(self, nbytes: int) -> Reservation:
+        if self._maps:
+            return MappedRange(nbytes, self._index)
+        return AllocatedRange(nbytes, self._index)
+
+    def tensor_at(
+        self, address: int, nbytes: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        storage = torch._C._construct_storage_from_data_pointer(address, self.device, nbytes)
+        return torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, size, stride)
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return _empty_strided_cuda(size, stride, dtype)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and tensor.get_device() == self._index and tensor.layout is torch.strided
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def current_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)
+
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        self.current_stream().wait_stream(stream)
+
+    def random_state(self, generators: Sequence[torch.Generator] = ()) -> RandomState:
+        watched = (torch.cuda.default_generators[self._index], *generators)
+        return [(generator, generator.get_state()) for generator in watched]
+
+    def set_random_state(self, state: RandomState) -> None:
+        for generator, saved in state:
+            generator.set_state(saved)
+
+    def free_bytes(self) -> int:
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + cached
+
+    def release_cached(self) -> None:
+        torch.cuda.empty_cache()

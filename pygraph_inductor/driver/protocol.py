@@ -1,0 +1,173 @@
+"""What recording and replay need of a device: capture, parameters of nodes, addresses, streams, random state.
+
+Two drivers speak this protocol: `cuda.py` (a CUDA device) and `simulated.py` (CPU tensors, real numerics).
+Nothing here knows Inductor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+# The device's default generator first.
+RandomState = list[tuple[torch.Generator, torch.Tensor]]
+
+
+class CaptureFailed(RuntimeError):
+    """The capture was refused or broken by what ran inside it; the device is usable again."""
+
+
+class UpdateRefused(RuntimeError):
+    """The driver does not accept new parameters for a node (another kind of memory, another shape of copy)."""
+
+
+class NodeKind(enum.Enum):
+    """The node types whose addresses we can rewrite, and the two ways not to."""
+
+    KERNEL = "kernel"
+    MEMCPY = "memcpy"
+    MEMSET = "memset"
+    EMPTY = "empty"
+    OTHER = "other"
+
+
+class Area:
+    """A piece of a node's parameters: our own copy, at an address that never moves.
+
+    The memory that a driver returns for a node belongs to the node (CUDA driver API, graph node parameters), so it
+    is copied here, rewritten here, and handed back to the driver from here.
+    """
+
+    __slots__ = ("_memory", "address", "size")
+
+    def __init__(self, content: bytes, alignment: int = 64) -> None:
+        self._memory = ctypes.create_string_buffer(len(content) + alignment)
+        self.address = -(-ctypes.addressof(self._memory) // alignment) * alignment
+        self.size = len(content)
+        ctypes.memmove(self.address, content, len(content))
+
+    def word(self, offset: int) -> int:
+        """The 8-byte little-endian word at `offset` bytes."""
+        return ctypes.c_uint64.from_address(self.address + offset).value
+
+    def set_word(self, offset: int, value: int) -> None:
+        """Write `value` as the 8-byte word at `offset` bytes."""
+        ctypes.c_uint64.from_address(self.address + offset).value = value
+
+    def content(self) -> bytes:
+        """A copy of the bytes."""
+        return ctypes.string_at(self.address, self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One node of a captured graph with our copy of its parameters.
+
+    Kernel: one area per parameter, or one packed buffer. Memcpy: one area of 16 bytes, destination then source.
+    Memset: one area of 8 bytes, the destination. Other kinds: no areas. `identity` is everything else that two
+    captures of the same work must agree on (function, launch shape, bytes).
+    """
+
+    index: int
+    kind: NodeKind
+    name: str
+    areas: tuple[Area, ...] = ()
+    identity: tuple[Any, ...] = ()
+
+
+class Reservation(Protocol):
+    """A range of addresses for stand-ins. Reading gives zeros; it stays valid until `close`."""
+
+    address: int
+    nbytes: int
+
+    def close(self) -> None: ...
+
+
+class Graph(Protocol):
+    """A captured graph. `update` before `instantiate` changes the template, afterwards the executable graph."""
+
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+
+    def instantiate(self) -> None: ...
+
+    def update(self, node: Node) -> None:
+        """Hand the node's areas, as they are now, to the driver. Raises `UpdateRefused`."""
+
+    def replay(self) -> None:
+        """Launch on the current stream; advances the registered generators as one plain call would."""
+
+    def close(self) -> None: ...
+
+
+class Driver(Protocol):
+    """One device."""
+
+    name: str
+    device: torch.device
+    # The allocator's addresses are multiples of it, and no kernel is chosen by more than it.
+    alignment: int
+
+    def capture(
+        self,
+        body: Callable[[], T],
+        pool: Any,
+        namespace: dict[str, Any],
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[Graph, T]:
+        """Run `body` under capture; memory it allocates comes from `pool`. Nothing executes.
+
+        `namespace` holds the globals of the code behind `body`. Raises `CaptureFailed` if the device refused;
+        an exception of `body` passes through after the capture was ended.
+        """
+
+    def new_pool(self) -> Any:
+        """A private memory pool for intermediates, shared by the graphs captured into it."""
+
+    def pool_ranges(self, pool: Any) -> Sequence[tuple[int, int]]:
+        """The address ranges [first, behind last) that the pool owns now."""
+
+    def reserve(self, nbytes: int) -> Reservation:
+        """Addresses that a capture may mention: valid, aligned to `alignment`, with little memory behind them."""
+
+    def tensor_at(
+        self, address: int, nbytes: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A tensor over memory that somebody else owns; `nbytes` is the size of its storage."""
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor, allocated as generated code allocates. Needs `guard`."""
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lives on this device (and is dense enough to have one address)."""
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured, by anybody."""
+
+    def current_stream(self) -> Any:
+        """A hashable, comparable handle of the current stream."""
+
+    def follow(self, stream: Any) -> None:
+        """Make the current stream wait for what was submitted to `stream` so far."""
+
+    def random_state(self, generators: Sequence[torch.Generator] = ()) -> RandomState:
+        """The state of the device's default generator and of `generators`."""
+
+    def set_random_state(self, state: RandomState) -> None:
+        """Put back what `random_state` returned."""
+
+    def free_bytes(self) -> int:
+        """Memory that could still be allocated."""
+
+    def release_cached(self) -> None:
+        """Give memory that is merely cached back (before an out-of-memory is taken as final)."""
+
+    def guard(self) -> Any:
+        """A context manager under which this device is current."""

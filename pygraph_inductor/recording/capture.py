@@ -1,0 +1,150 @@
+"""Captures the function with stand-ins for its inputs and outputs, so that nothing of the caller is in the graph.
+
+Done twice with the stand-ins elsewhere, the difference shows where the graph holds addresses (`bindings.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver.protocol import Driver, Graph, Reservation
+from pygraph_inductor.recording.allocations import AllocationsChanged, answered
+from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.pools import Pool
+from pygraph_inductor.recording.trial import Foreign, Trial, listed
+from pygraph_inductor.replay.plan import Layout
+from pygraph_inductor.replay.views import bytes_of
+
+_GAP = 512  # bytes; a multiple of every driver's alignment
+
+
+@dataclass(frozen=True)
+class Place:
+    """A slot before it has a stand-in. `source`: the input's position, or the output buffer's."""
+
+    source: int
+    is_output: bool
+    layout: Layout
+    residue: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory behind outputs: an allocation of the generated code, or a storage that an operator allocated itself."""
+
+    layout: Layout
+    allocation: int | None = None
+    foreign: Foreign | None = None
+
+
+def buffers_of(trial: Trial) -> list[Buffer]:
+    """The output buffers that a call makes anew."""
+    made = [Buffer(trial.allocated[number], allocation=number) for number in trial.returned_allocations]
+    return made + [Buffer(foreign.layout, foreign=foreign) for foreign in trial.foreign]
+
+
+@dataclass
+class Captured:
+    """A graph, what the function returned while it was captured, and the stand-in of each place and empty buffer."""
+
+    graph: Graph
+    result: Any
+    stand_ins: list[torch.Tensor]
+    empties: dict[int, torch.Tensor]  # by buffer
+
+    @property
+    def addresses(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in self.stand_ins]
+
+
+class StandInSpace:
+    """Reserved addresses for one capture's stand-ins. `spread` moves each of them by another amount."""
+
+    def __init__(self, driver: Driver, places: Sequence[Place], spread: int) -> None:
+        self._driver = driver
+        self._places = places
+        sizes = [-(-place.layout.span // _GAP) * _GAP + 2 * _GAP + spread * _GAP for place in places]
+        self._starts = [spread * _GAP + start for start in itertools.accumulate([0, *sizes])][: len(places)]
+        self._range: Reservation = driver.reserve(sum(sizes) + (spread + 1) * _GAP)
+        self.bounds = (self._range.address, self._range.address + self._range.nbytes)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [
+            self._driver.tensor_at(
+                self._range.address + start + place.residue,
+                place.layout.span,
+                place.layout.size,
+                place.layout.stride,
+                place.layout.dtype,
+            )
+            for start, place in zip(self._starts, self._places, strict=True)
+        ]
+
+    def close(self) -> None:
+        self._range.close()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to capture."""
+
+    run: Callable[[list[Any]], Any]
+    facts: Facts
+    driver: Driver
+    pool: Pool
+    inputs: Sequence[Any]
+    generators: Sequence[torch.Generator]
+    trial: Trial
+    places: Sequence[Place]
+    buffers: Sequence[Buffer]
+
+
+def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
+    """Capture with one tensor per place. Raises what `Driver.capture` raises, and `AllocationsChanged`."""
+    arguments = list(work.inputs)
+    outputs: dict[int, torch.Tensor] = {}
+    for place, tensor in zip(work.places, stand_ins, strict=True):
+        if place.is_output:
+            outputs[place.source] = tensor
+        else:
+            arguments[place.source] = tensor
+    empties = {
+        number: work.driver.empty(buffer.layout.size, buffer.layout.stride, buffer.layout.dtype)
+        for number, buffer in enumerate(work.buffers)
+        if number not in outputs
+    }
+    outputs.update(empties)
+    by_allocation = {
+        buffer.allocation: outputs[number]
+        for number, buffer in enumerate(work.buffers)
+        if buffer.allocation is not None
+    }
+
+    def body() -> Any:
+        with answered(work.facts.namespace, work.facts.allocators, work.trial.allocated, by_allocation):
+            result = work.run(list(arguments))
+        _copy_foreign(work.buffers, listed(result), outputs)
+        return result
+
+    graph, result = work.driver.capture(body, work.pool.handle, work.facts.namespace, work.generators)
+    return Captured(graph, result, list(stand_ins), empties)
+
+
+def _copy_foreign(buffers: Sequence[Buffer], returned: Sequence[Any], outputs: Mapping[int, torch.Tensor]) -> None:
+    """Record a copy of each storage that an operator allocated: its block may be an intermediate's at other times."""
+    for number, buffer in enumerate(buffers):
+        if buffer.foreign is None:
+            continue
+        source = returned[buffer.foreign.positions[0]]
+        storage = source.untyped_storage()
+        if storage.nbytes() != buffer.foreign.nbytes:
+            raise AllocationsChanged("an operator allocated an output of another size than in the call before")
+        if not storage.nbytes():
+            continue
+        flat = torch.empty(0, dtype=torch.uint8, device=source.device)
+        bytes_of(outputs[number]).copy_(flat.set_(storage, 0, (storage.nbytes(),), (1,)))

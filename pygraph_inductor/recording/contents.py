@@ -1,0 +1,96 @@
+"""Contents of tensors: copies that can be put back, digests, comparison bit for bit.
+
+Verification needs to know what a call wrote and whether two calls agree, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from pygraph_inductor.replay.views import alias_of, bytes_of, covers_its_span, overlaps_itself
+
+_CHUNK_WORDS = 1 << 22  # of 8 bytes: what a digest needs besides the tensor is a few times 32 MiB
+
+
+def _writable(tensor: torch.Tensor) -> torch.Tensor:
+    # The gaps of a strided tensor may be somebody else's: only its own elements are read and put back.
+    return bytes_of(tensor) if covers_its_span(tensor) or overlaps_itself(tensor) else alias_of(tensor)
+
+
+class Kept:
+    """A copy of what some tensors hold, which can be compared or put back. Version counters stay as they are."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._originals = tuple(_writable(tensor) for tensor in tensors)
+        self._copies = tuple(original.clone() for original in self._originals)
+
+    def put_back(self) -> None:
+        """Write the copies back."""
+        for original, copy in zip(self._originals, self._copies, strict=True):
+            original.copy_(copy)
+
+    def unchanged(self) -> bool:
+        """Whether the tensors still hold, bit for bit, what was kept."""
+        return all(same_bits(original, copy) for original, copy in zip(self._originals, self._copies, strict=True))
+
+    def distances(self) -> list[float]:
+        """The largest absolute difference between each tensor now and as it was kept."""
+        return [largest_difference(pair) for pair in zip(self._originals, self._copies, strict=True)]
+
+
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.uint8 and tensor.dim() == 1:
+        return tensor
+    # An expanded tensor is not made contiguous: it may be a million times its memory.
+    return bytes_of(tensor if covers_its_span(tensor) or overlaps_itself(tensor) else tensor.contiguous())
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bitwise equality of two tensors of one layout: nan equals the same nan, 0.0 differs from -0.0."""
+    if a.size() != b.size() or a.dtype != b.dtype:
+        return False
+    if a.stride() != b.stride():
+        a, b = a.contiguous(), b.contiguous()
+    return a.numel() == 0 or bool(torch.equal(_flat_bytes(a), _flat_bytes(b)))
+
+
+def _digest(tensor: torch.Tensor) -> torch.Tensor:
+    """A 0-d int64 that almost surely differs when any byte differs; order matters."""
+    flat = _flat_bytes(tensor)
+    head = flat.numel() // 8 * 8
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    if flat.storage_offset() % 8 == 0 and flat.data_ptr() % 8 == 0:
+        words = flat[:head].view(torch.int64)
+    else:
+        words = flat[:head].clone().view(torch.int64)
+    for number, chunk in enumerate(words.split(_CHUNK_WORDS)):
+        weights = torch.arange(1, 2 * chunk.numel(), 2, dtype=torch.int64, device=tensor.device)
+        total = total * 1_000_003 + ((chunk ^ (chunk >> 29)) * weights).sum() + number
+    for byte in flat[head:].to(torch.int64):
+        total = total * 257 + byte
+    return total
+
+
+def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """One number per tensor, with one synchronisation for all of them."""
+    if not tensors:
+        return []
+    return torch.stack([_digest(tensor.detach()) for tensor in tensors]).tolist()
+
+
+def largest_difference(runs: Sequence[torch.Tensor]) -> float:
+    """The largest absolute difference of any element between any two runs; 0.0 for fewer than two."""
+    return max((_difference(a, b) for a, b in itertools.combinations(runs, 2)), default=0.0)
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.numel() == 0 or same_bits(a, b):
+        return 0.0
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    first, second = a.to(wide), b.to(wide)
+    alike = (first == second) | (first.isnan() & second.isnan())  # equal infinities and shared nans do not differ
+    gap = torch.where(alike, 0.0, (first - second).abs())
+    return float(gap.nan_to_num(nan=float("inf")).max())

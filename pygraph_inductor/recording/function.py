@@ -1,0 +1,248 @@
+"""One compiled function over its life: plain call, recording, replays; and every way back to the plain call.
+
+What the seam at `cudagraphify` returns. A key is recorded on its second call and replayed from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver.protocol import Driver
+from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.inputs import Refusal, examine, overlaps
+from pygraph_inductor.recording.plain import run_plainly
+from pygraph_inductor.recording.pools import pool_for
+from pygraph_inductor.recording.record import Attempt, Recording, Request, record
+from pygraph_inductor.replay.plan import Layout
+from pygraph_inductor.replay.player import ReplayFailed
+from pygraph_inductor.reporting import FunctionFacts
+from pygraph_inductor.reporting.facts import register, warn_once
+
+_STRICT = "pygraph_inductor.config.strict = True raises instead"
+_ATTEMPTS = 3  # at recording one key, where the failure may pass (memory, writes found late)
+_KEYS_PER_RECORDING = 8  # how many keys are remembered for each recording that may be kept
+
+
+@dataclass
+class _Seen:
+    """A key that was called plainly; `failures` counts attempts to record it."""
+
+    failures: int = 0
+
+
+_Entry = _Seen | Recording | Refusal
+
+
+class RecordedFunction:
+    """Calls a compiled function through a graph where that is proven right, plainly where not."""
+
+    def __init__(self, run: Callable[[list[Any]], Any], facts: Facts, driver: Driver) -> None:
+        """`run` takes a list of inputs, which it consumes, as generated code does."""
+        self._run = run
+        self._facts = facts
+        self._driver = driver
+        self._log = register(FunctionFacts(facts.name, facts.kind, facts.source, str(facts.device)))
+        # Guards the entries. No other lock is taken while it is held; a pool's lock may be held when it is taken.
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._retired: list[Recording] = []
+        self._checked: frozenset[int] | None = None
+        self._written = frozenset(facts.mutated_inputs | facts.reused_inputs)
+        self._refusal = Refusal(facts.refusal) if facts.refusal else None
+        if facts.once_only and self._refusal is None:
+            self._refusal = Refusal("it must not be executed an extra time, so it cannot be verified")
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """One call; consumes `inputs`. Raises what the function raises."""
+        self._log.calls += 1
+        if self._refusal is not None:
+            return self._plain(inputs, self._refusal)
+        with self._driver.guard():
+            try:
+                return self._call(inputs)
+            finally:
+                if self._retired:
+                    self._close_retired()
+
+    def _call(self, inputs: list[Any]) -> Any:
+        if self._driver.is_capturing():
+            return self._plain(inputs, Refusal("the current stream is being captured by somebody else"))
+        try:
+            key = self._key(inputs)
+        except Exception as error:
+            return self._after_error(inputs, error)
+        if isinstance(key, Refusal):
+            return self._plain(inputs, key)
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+            elif self._may_be_recorded(inputs):
+                self._remember(key, _Seen())
+        if isinstance(entry, Recording):
+            return self._replay(inputs, key, entry)
+        if isinstance(entry, _Seen):
+            return self._record(inputs, key)
+        return self._plain(inputs, entry)
+
+    # -- keys
+
+    def _key(self, inputs: Sequence[Any]) -> Hashable | Refusal:
+        call = examine(inputs, self._driver)
+        if isinstance(call, Refusal):
+            return call
+        tensors = [inputs[position] for position in call.slots]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        return call.key, overlaps(addresses, [Layout.of(tensor).span for tensor in tensors])
+
+    def _may_be_recorded(self, inputs: Sequence[Any]) -> bool:
+        """Inductor's options about dynamic shapes: which values of its int inputs a function is recorded for."""
+        numbers = tuple(value for value in inputs if type(value) is int)
+        if not numbers:
+            return True
+        if self._facts.skip_dynamic:
+            return False
+        sizes = self._facts.capture_sizes
+        return sizes is None or numbers in sizes or (len(numbers) == 1 and numbers[0] in sizes)
+
+    def _remember(self, key: Hashable, entry: _Entry) -> None:
+        """Store an entry, and forget the least recently used beyond the caps."""
+        self._entries[key] = entry
+        self._entries.move_to_end(key)
+        cap = max(self._facts.settings.max_recordings, 0)
+        recorded = [old for old, value in self._entries.items() if isinstance(value, Recording)]
+        for old in recorded[: max(len(recorded) - cap, 0)]:
+            self._retire(old)
+        while len(self._entries) > max(cap, 1) * _KEYS_PER_RECORDING:
+            self._retire(next(iter(self._entries)))
+
+    def _retire(self, key: Hashable) -> None:
+        """Forget an entry. Needs the lock."""
+        entry = self._entries.pop(key, None)
+        if isinstance(entry, Recording):
+            self._retired.append(entry)
+            self._log.retired += 1
+            with contextlib.suppress(ValueError):
+                self._log.recordings.remove(entry.log)
+
+    def _close_retired(self) -> None:
+        """Close what was retired. No lock may be held: closing waits for a replay in another thread."""
+        with self._lock:
+            retired, self._retired = self._retired, []
+        for recording in retired:
+            recording.close()
+
+    # -- the three ways to answer
+
+    def _plain(self, inputs: list[Any], why: Refusal | None = None) -> Any:
+        if why is not None:
+            self._log.add_reason(why.reason)
+        self._log.plain_calls += 1
+        return run_plainly(self._run, inputs, self._positions_to_align(inputs), self._written)
+
+    def _replay(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
+        player = recording.player
+        with recording.pool.lock:
+            if recording.closed:  # evicted by another thread since we looked it up
+                return self._plain(inputs)
+            try:
+                recording.pool.enter()
+                prepared = player.prepare(inputs)
+            except Exception as error:
+                if isinstance(error, ReplayFailed):
+                    with self._lock:
+                        self._retire(key)
+                return self._after_error(inputs, error)
+            result = player.launch(inputs, prepared)
+        self._log.replays += 1
+        recording.log.replays += 1
+        recording.log.updates = player.updates
+        recording.log.staged = player.staged
+        inputs.clear()
+        return result
+
+    def _record(self, inputs: list[Any], key: Hashable) -> Any:
+        call = examine(inputs, self._driver)
+        if isinstance(call, Refusal):
+            return self._plain(inputs, call)
+        pool = pool_for(self._driver)
+        with pool.lock:
+            with self._lock:
+                entry = self._entries.get(key)
+            if isinstance(entry, Recording):  # another thread was faster
+                return self._replay(inputs, key, entry)
+            if isinstance(entry, Refusal):
+                return self._plain(inputs, entry)
+            checked = sorted(self._positions_to_align(inputs))
+            request = Request(self._run, self._facts, self._driver, pool, tuple(inputs), call, checked, self._written)
+            inputs.clear()
+            pool.enter()
+            attempt = record(request)
+            self._settle(key, attempt)
+        return attempt.result
+
+    def _settle(self, key: Hashable, attempt: Attempt) -> None:
+        self._log.plain_calls += 1
+        self._written |= attempt.undeclared_writes
+        with self._lock:
+            if attempt.recording is not None:
+                self._log.recordings.append(attempt.recording.log)
+                self._remember(key, attempt.recording)
+            else:
+                again = self._note_failure(key, attempt.refusal)
+        for note in attempt.notes:
+            warn_once(self._facts, note, "its tensors are staged through fixed buffers")
+        if attempt.refusal is not None:
+            self._log.add_reason(attempt.refusal.reason)
+            if not again:
+                warn_once(self._facts, attempt.refusal.reason, "it runs without a graph", _STRICT)
+
+    def _note_failure(self, key: Hashable, refusal: Refusal | None) -> bool:
+        """Remember that a key could not be recorded; whether it will be tried again. Needs the lock."""
+        entry = self._entries.get(key)
+        failures = entry.failures + 1 if isinstance(entry, _Seen) else 1
+        again = refusal is not None and refusal.passing and failures < _ATTEMPTS
+        self._remember(key, _Seen(failures) if again or refusal is None else refusal)
+        return again
+
+    def _after_error(self, inputs: list[Any], error: Exception) -> Any:
+        """Nothing was launched: answer plainly, say so once."""
+        if self._facts.settings.strict:
+            raise error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, torch.OutOfMemoryError):
+            self._driver.release_cached()
+        warn_once(self._facts, reason, "this call ran without a graph", _STRICT)
+        return self._plain(inputs, Refusal(reason))
+
+    def _positions_to_align(self, inputs: Sequence[Any]) -> frozenset[int]:
+        if self._checked is None:
+            checked = self._facts.checked_inputs
+            self._checked = frozenset(checked(inputs) if callable(checked) else checked)
+        return self._checked
+
+
+_drivers: dict[torch.device, Driver] = {}
+_drivers_lock = threading.Lock()
+
+
+def driver_for(device: torch.device) -> Driver:
+    """The driver of a device, made on first use. CPU tensors have the simulated one."""
+    with _drivers_lock:
+        if device not in _drivers:
+            if device.type == "cuda":
+                from pygraph_inductor.driver.cuda import CudaDriver
+
+                _drivers[device] = CudaDriver(device)
+            else:
+                from pygraph_inductor.driver.simulated import SimulatedDriver
+
+                _drivers[device] = SimulatedDriver()
+        return _drivers[device]

@@ -1,0 +1,111 @@
+"""Where each returned value comes from: an input, a new allocation, the model itself, or an earlier position.
+
+Read off what the function returned under capture, where inputs and outputs are stand-ins with storages of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pygraph_inductor.recording.allocations import storage_key
+from pygraph_inductor.recording.capture import Captured, Work
+from pygraph_inductor.recording.trial import constants_of, listed
+from pygraph_inductor.replay.plan import Again, FromAllocation, FromConstant, FromInput, Layout, Returned
+
+_CONSTANTS = (int, float, bool, str, type(None), torch.dtype, torch.device)
+
+
+class CannotReturn(RuntimeError):
+    """A returned value that a replay could not make again."""
+
+
+def returned_values(work: Work, captured: Captured) -> tuple[Returned, ...]:
+    """One entry per returned value. Raises `CannotReturn`."""
+    values = listed(captured.result)
+    if len(values) != len(work.trial.returned):
+        raise CannotReturn(f"it returned {len(values)} values under capture, {len(work.trial.returned)} before")
+    sources = _Sources(work, captured)
+    entries: list[Returned] = []
+    for position, value in enumerate(values):
+        earlier = next((other for other in range(position) if _same_object(values[other], value)), None)
+        entries.append(Again(earlier) if earlier is not None else sources.entry(position, value))
+    return tuple(entries)
+
+
+def _same_object(one: Any, other: Any) -> bool:
+    return one is other and isinstance(one, torch.Tensor)
+
+
+class _Sources:
+    def __init__(self, work: Work, captured: Captured) -> None:
+        self._trial = work.trial
+        self._constants = constants_of(work.facts)
+        self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
+        self._buffers: dict[int, tuple[int, torch.Tensor]] = {}
+        self._foreign = {
+            position: number
+            for number, buffer in enumerate(work.buffers)
+            if buffer.foreign
+            for position in buffer.foreign.positions
+        }
+        self._buffer_layouts = [buffer.layout for buffer in work.buffers]
+        for position, value in enumerate(work.inputs):
+            if isinstance(value, torch.Tensor):
+                self._inputs[storage_key(value)] = (position, value)
+        for place, tensor in zip(work.places, captured.stand_ins, strict=True):
+            known = self._buffers if place.is_output else self._inputs
+            known[storage_key(tensor)] = (place.source, tensor)
+        for number, tensor in captured.empties.items():
+            self._buffers[storage_key(tensor)] = (number, tensor)
+
+    def entry(self, position: int, value: Any) -> Returned:
+        if not isinstance(value, torch.Tensor):
+            return self._constant(position, value)
+        if value.is_conj() or value.is_neg():
+            raise CannotReturn(f"output {position} is lazily conjugated or negated")
+        key = storage_key(value)
+        if position in self._foreign:
+            number = self._foreign[position]
+            whole = self._buffer_layouts[number] == Layout.of(value)
+            offset = _start(value)
+            return FromAllocation(number, None if whole else Layout.of(value), offset)
+        if key in self._buffers:
+            number, base = self._buffers[key]
+            return FromAllocation(number, *_view_of(base, value))
+        if key in self._inputs:
+            source, base = self._inputs[key]
+            return FromInput(source, *_view_of(base, value))
+        if key in self._constants:
+            return FromConstant(value)
+        raise CannotReturn(f"output {position} lives in memory of the graph")
+
+    def _constant(self, position: int, value: Any) -> Returned:
+        if not isinstance(value, _CONSTANTS) or value != self._trial.returned[position]:
+            raise CannotReturn(f"output {position} is a {type(value).__name__} that may change from call to call")
+        return FromConstant(value)
+
+
+def _view_of(base: torch.Tensor, value: torch.Tensor) -> tuple[Layout | None, int]:
+    if value is base:
+        return None, 0
+    # Not by data_ptr: that of an empty view is null.
+    offset = _start(value) - _start(base)
+    return Layout.of(value), offset
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Bytes from the start of its storage."""
+    return int(tensor.storage_offset()) * tensor.itemsize
+
+
+def returns_kind(result: Any) -> type | None:
+    """The type of the sequence that the function returns, None for a bare value."""
+    return type(result) if isinstance(result, (tuple, list)) else None
+
+
+def tensors_of(values: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
+    """The tensors among returned values, with their positions."""
+    return [(position, value) for position, value in enumerate(values) if isinstance(value, torch.Tensor)]

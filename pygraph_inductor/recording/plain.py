@@ -1,0 +1,55 @@
+"""The plain call: the generated code without a graph, with its inputs aligned as it expects them.
+
+Stock PyTorch realigns inputs inside the wrapper that we replace, so it is ours to do (from torch 2.12 on generated
+code does it too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+
+from pygraph_inductor.replay.plan import Layout
+from pygraph_inductor.replay.views import copy_contents
+
+KERNEL_ALIGNMENT = 16
+
+
+def is_misaligned(tensor: torch.Tensor) -> bool:
+    """Whether kernels that load 16 bytes at once could not start at this tensor."""
+    return tensor.data_ptr() % KERNEL_ALIGNMENT != 0
+
+
+def run_plainly(
+    run: Callable[[list[Any]], Any], inputs: list[Any], checked: Iterable[int], written: Collection[int]
+) -> Any:
+    """Call `run`, which consumes `inputs`. Misaligned tensors among `checked` are replaced by aligned copies."""
+    replaced = []
+    for position in checked:
+        tensor = inputs[position]
+        if isinstance(tensor, torch.Tensor) and is_misaligned(tensor):
+            inputs[position] = _aligned_copy(tensor)
+            replaced.append((position, tensor, inputs[position]))
+    result = run(inputs)
+    for position, original, copy in replaced:
+        if position in written:
+            copy_contents(original, copy)
+        result = _with_original(result, original, copy)
+    return result
+
+
+def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    span = Layout.of(tensor).span // tensor.itemsize
+    memory = torch.empty(span, dtype=tensor.dtype, device=tensor.device)
+    copy = memory.as_strided(tensor.size(), tensor.stride())
+    copy_contents(copy, tensor)
+    return copy
+
+
+def _with_original(result: Any, original: torch.Tensor, copy: torch.Tensor) -> Any:
+    """A call that returns an input returns the caller's tensor, not our copy of it."""
+    if isinstance(result, (tuple, list)):
+        return type(result)(original if value is copy else value for value in result)
+    return original if result is copy else result

@@ -1,0 +1,44 @@
+"""Private memory for intermediates: one pool per device and stream, shared by the recordings made there.
+
+Recordings of one pool never run at the same time: they share a lock between threads, and a stream that takes over
+waits for what the stream before it submitted.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from pygraph_inductor.driver.protocol import Driver
+
+
+class Pool:
+    """The memory behind the intermediates of all recordings of one stream."""
+
+    def __init__(self, driver: Driver, stream: Any) -> None:
+        self.lock = threading.RLock()
+        self.handle = driver.new_pool()
+        self._driver = driver
+        self._last_stream = stream
+
+    def enter(self) -> None:
+        """Order the current stream after the pool's last use. Needs `lock`."""
+        stream = self._driver.current_stream()
+        if stream != self._last_stream:
+            self._driver.follow(self._last_stream)
+            self._last_stream = stream
+
+
+_lock = threading.Lock()
+_pools: weakref.WeakValueDictionary[tuple[Any, Any], Pool] = weakref.WeakValueDictionary()
+
+
+def pool_for(driver: Driver) -> Pool:
+    """The pool of the current stream; it lives as long as a recording holds it."""
+    stream = driver.current_stream()
+    with _lock:
+        pool = _pools.get((driver.device, stream))
+        if pool is None:
+            pool = _pools[driver.device, stream] = Pool(driver, stream)
+        return pool

@@ -1,0 +1,280 @@
+"""From a callable to a recording that is trusted: trial, captures, bindings, plan, verification.
+
+Called once per key; the trial's answer is the call's answer whatever becomes of the recording.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind
+from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
+from pygraph_inductor.recording.capture import Captured, Place, StandInSpace, Work, buffers_of, capture_with
+from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.inputs import Call, Refusal
+from pygraph_inductor.recording.outputs import returned_values, returns_kind
+from pygraph_inductor.recording.plain import is_misaligned, run_plainly
+from pygraph_inductor.recording.pools import Pool
+from pygraph_inductor.recording.trial import Trial, run_trial
+from pygraph_inductor.recording.verify import Mismatch, verify
+from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
+from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer
+from pygraph_inductor.reporting import RecordingFacts
+
+
+@dataclass
+class Recording:
+    """A verified graph with everything that keeps it alive."""
+
+    player: Player
+    graph: Graph
+    pool: Pool
+    generators: tuple[torch.Generator, ...]
+    log: RecordingFacts
+    closed: bool = False
+
+    def close(self) -> None:
+        """Give the graph and its share of the pool back, once nobody replays it."""
+        with self.pool.lock:
+            self.closed = True
+            self.graph.close()
+
+
+@dataclass
+class Attempt:
+    """What came of one attempt to record: always the call's result; a recording or why there is none."""
+
+    result: Any
+    recording: Recording | None = None
+    refusal: Refusal | None = None
+    undeclared_writes: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call whose inputs shall be recorded."""
+
+    run: Callable[[list[Any]], Any]
+    facts: Facts
+    driver: Driver
+    pool: Pool
+    inputs: Sequence[Any]
+    call: Call
+    checked: Sequence[int]
+    written: Collection[int]
+
+
+def record(request: Request) -> Attempt:
+    """Run the call and try to record it. Only exceptions of the function itself pass through, and interrupts."""
+    budget = min(request.facts.settings.max_verify_bytes, request.driver.free_bytes() // 2)
+    needed = 2 * sum(Layout.of(request.inputs[p]).span for p in request.call.slots if p in request.written)
+    if needed > budget:
+        result = _plain_call(request)()
+        return Attempt(result, refusal=Refusal(f"verifying it needs {needed} bytes, {budget} are allowed"))
+    trial = _trial(request)
+    attempt = Attempt(trial.result, undeclared_writes=trial.undeclared_writes)
+    if trial.undeclared_writes:
+        # They were not kept, so this call cannot be repeated; the next one can.
+        attempt.refusal = Refusal("it writes to inputs that were not declared as written", passing=True)
+        return attempt
+    outputs = sum(value.untyped_storage().nbytes() for value in trial.returned if isinstance(value, torch.Tensor))
+    if needed + 3 * outputs > budget:
+        attempt.refusal = Refusal(f"verifying it needs {needed + 3 * outputs} bytes, {budget} are allowed")
+        return attempt
+    try:
+        _record_after(trial, request, attempt)
+    except torch.OutOfMemoryError as error:
+        request.driver.release_cached()
+        attempt.refusal = Refusal(f"out of memory while recording: {_first_line(error)}", passing=True)
+    except Exception as error:
+        if request.facts.settings.strict:
+            raise
+        attempt.refusal = Refusal(_first_line(error))
+    return attempt
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _trial(request: Request) -> Trial:
+    return run_trial(
+        request.run,
+        request.facts,
+        request.driver,
+        request.inputs,
+        request.call,
+        request.checked,
+        request.written,
+    )
+
+
+def _plain_call(request: Request) -> Callable[[], Any]:
+    return lambda: run_plainly(request.run, list(request.inputs), request.checked, request.written)
+
+
+def _record_after(trial: Trial, request: Request, attempt: Attempt) -> None:
+    """Capture and verify; a mismatch moves all slots to the copy engine, a second one gives up."""
+    buffers = buffers_of(trial)
+    work = Work(
+        request.run,
+        request.facts,
+        request.driver,
+        request.pool,
+        request.inputs,
+        request.call.generators,
+        trial,
+        _places(request, buffers),
+        buffers,
+    )
+    notes: list[str] = []
+    all_copy = frozenset(range(len(work.places)))
+    staged = all_copy if request.facts.settings.engine == "copy" else frozenset()
+    while True:
+        outcome = _try_with(work, request, staged)
+        if isinstance(outcome, Recording):
+            attempt.recording, attempt.notes = outcome, tuple(notes)
+            return
+        reason, to_stage = outcome
+        notes.append(reason)
+        if to_stage <= staged:
+            attempt.refusal = Refusal(reason)
+            return
+        staged = staged | to_stage
+
+
+def _places(request: Request, buffers: Sequence[Any]) -> list[Place]:
+    places = []
+    alignment = request.driver.alignment
+    for position in request.call.slots:
+        tensor = request.inputs[position]
+        residue = tensor.data_ptr() % alignment
+        if position in request.checked and is_misaligned(tensor):
+            residue = 0  # its kernels were compiled for aligned tensors; this one is staged
+        places.append(Place(position, False, Layout.of(tensor), residue))
+    for number, buffer in enumerate(buffers):
+        if buffer.layout.span:
+            places.append(Place(number, True, buffer.layout, 0))
+    return places
+
+
+def _try_with(work: Work, request: Request, staged: frozenset[int]) -> Recording | tuple[str, frozenset[int]]:
+    """A recording with `staged` on the copy engine, or a reason and the places that should be staged, too."""
+    all_places = frozenset(range(len(work.places)))
+    staging = {
+        number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
+        for number in staged
+    }
+    with _captures(work, staging) as (captured, found):
+        if found.unexplained is not None:
+            captured.graph.close()
+            return found.unexplained, all_places
+        plan = _plan(work, request, captured, found, staged)
+        captured.graph.instantiate()
+        player = Player(plan, captured.graph, work.driver, staging)
+        borrowed = [position for position, entry in enumerate(plan.returned) if isinstance(entry, FromInput)]
+        tensors = [value for value in work.inputs if isinstance(value, torch.Tensor)]
+        try:
+            verify(work.trial, lambda: player(work.inputs), _plain_call(request), work.driver, borrowed, tensors)
+        except (Mismatch, ReplayFailed) as error:
+            captured.graph.close()
+            return str(error), all_places
+        except BaseException:
+            captured.graph.close()
+            raise
+    log = _log(work, plan, captured)
+    return Recording(player, captured.graph, work.pool, tuple(work.generators), log)
+
+
+@contextlib.contextmanager
+def _captures(work: Work, staging: dict[int, torch.Tensor]) -> Iterator[tuple[Captured, Found]]:
+    """The graph, and its bindings from comparing it with a first capture; stand-ins stay mapped while it is open."""
+    moving = [number for number in range(len(work.places)) if number not in staging]
+    with contextlib.ExitStack() as spaces:
+        first = None
+        first_space = second_space = None
+        if moving:
+            first_space = _space(work, moving, 0, spaces)
+            first = capture_with(work, _merged(first_space, moving, staging, len(work.places)))
+            second_space = _space(work, moving, 1, spaces)
+            try:
+                second = capture_with(work, _merged(second_space, moving, staging, len(work.places)))
+            except BaseException:
+                first.graph.close()
+                raise
+        else:
+            second = capture_with(work, [staging[number] for number in range(len(work.places))])
+        if first is None or first_space is None or second_space is None:
+            found = Found(tuple(() for _ in work.places), _unknown_host_work(second))
+        else:
+            movement = Movement(first.addresses, second.addresses, first_space.bounds, second_space.bounds)
+            pool = work.driver.pool_ranges(work.pool.handle)
+            found = find_bindings(first.graph.nodes, second.graph.nodes, movement, pool)
+            first.graph.close()
+        yield second, found
+
+
+def _unknown_host_work(captured: Captured) -> str | None:
+    host = [node for node in captured.graph.nodes if node.kind is NodeKind.OTHER and "host" in node.name]
+    return f"a {host[0].name} node cannot be executed an extra time to verify it" if host else None
+
+
+def _space(work: Work, moving: Sequence[int], spread: int, spaces: contextlib.ExitStack) -> StandInSpace:
+    space = StandInSpace(work.driver, [work.places[number] for number in moving], spread)
+    spaces.callback(space.close)
+    return space
+
+
+def _merged(
+    space: StandInSpace, moving: Sequence[int], staging: dict[int, torch.Tensor], count: int
+) -> list[torch.Tensor]:
+    tensors = staging | dict(zip(moving, space.tensors(), strict=True))
+    return [tensors[number] for number in range(count)]
+
+
+def _plan(work: Work, request: Request, captured: Captured, found: Found, staged: frozenset[int]) -> Plan:
+    slots = []
+    slot_of_buffer: dict[int, int] = {}
+    for number, place in enumerate(work.places):
+        if number in staged:
+            engine = Engine.COPY
+        elif not place.is_output and place.source in work.facts.static_inputs:
+            engine = Engine.STATIC
+        else:
+            engine = Engine.PATCH
+        written = place.is_output or place.source in request.written
+        if place.is_output:
+            slot_of_buffer[place.source] = number
+        slots.append(
+            Slot(place.source, place.is_output, place.layout, engine, place.residue, written, found.by_slot[number])
+        )
+    return Plan(
+        slots=tuple(slots),
+        allocations=tuple(Allocation(b.layout, slot_of_buffer.get(n)) for n, b in enumerate(work.buffers)),
+        returned=returned_values(work, captured),
+        returns=returns_kind(captured.result),
+        version_bumps=work.trial.version_bumps,
+    )
+
+
+def _log(work: Work, plan: Plan, captured: Captured) -> RecordingFacts:
+    kinds = collections.Counter(node.kind.value for node in captured.graph.nodes)
+    inputs = [slot for slot in plan.slots if not slot.is_output]
+    shapes = ", ".join("x".join(map(str, slot.layout.size)) or "scalar" for slot in inputs[:4])
+    return RecordingFacts(
+        key=shapes + (", …" if len(inputs) > 4 else ""),
+        nodes=dict(kinds),
+        kernels=kinds[NodeKind.KERNEL.value],
+        slots=dict(collections.Counter(slot.engine.value for slot in plan.slots)),
+        bindings=sum(len(slot.bindings) for slot in plan.slots),
+        bytes_borrowed=sum(slot.layout.span for slot in inputs if slot.engine is Engine.PATCH),
+        verdict="verified",
+    )

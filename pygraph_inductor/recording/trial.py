@@ -1,0 +1,129 @@
+"""The plain call that comes before a capture: it gives the call's answer, and shows what a recording must know.
+
+Which allocations are returned, which inputs it wrote (declared or not), how it moved version counters and random state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver.protocol import Driver, RandomState
+from pygraph_inductor.recording.allocations import Watched, storage_key, watched
+from pygraph_inductor.recording.contents import Kept, digests
+from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.inputs import Call
+from pygraph_inductor.recording.plain import run_plainly
+from pygraph_inductor.replay.plan import Layout
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A returned storage that an operator allocated itself: the outputs in it, and the buffer that shall hold it."""
+
+    positions: tuple[int, ...]
+    layout: Layout
+    nbytes: int
+
+
+@dataclass
+class Trial:
+    """What one plain call did."""
+
+    result: Any
+    returned: list[Any]
+    allocated: list[Layout]  # by the generated code, in order
+    returned_allocations: tuple[int, ...]  # those of them that are behind an output
+    foreign: tuple[Foreign, ...]
+    undeclared_writes: frozenset[int]
+    version_bumps: tuple[tuple[int, int], ...]
+    before: Kept  # the write set as the call found it
+    after: Kept  # and as it left it
+    random_before: RandomState
+    random_after: RandomState
+
+
+def listed(result: Any) -> list[Any]:
+    """The returned values, also of a function that returns a bare one."""
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def run_trial(
+    run: Callable[[list[Any]], Any],
+    facts: Facts,
+    driver: Driver,
+    inputs: Sequence[Any],
+    call: Call,
+    checked: Sequence[int],
+    written: Collection[int],
+) -> Trial:
+    """Call the function once, plainly. Exceptions of the function pass through."""
+    written_tensors = [inputs[position] for position in call.slots if position in written]
+    others = [position for position in call.slots if position not in written]
+    random_before = driver.random_state(call.generators)
+    before = Kept(written_tensors)
+    digests_before = digests([inputs[position] for position in others])
+    versions = _versions(inputs)
+    with watched(facts.namespace, facts.allocators) as seen:
+        result = run_plainly(run, list(inputs), checked, written)
+    digests_after = digests([inputs[position] for position in others])
+    undeclared = {
+        position for position, old, new in zip(others, digests_before, digests_after, strict=True) if old != new
+    }
+    returned = listed(result)
+    return Trial(
+        result=result,
+        returned=returned,
+        allocated=seen.layouts,
+        returned_allocations=_returned_allocations(returned, seen),
+        foreign=_foreign(returned, seen, inputs, facts),
+        undeclared_writes=frozenset(undeclared),
+        version_bumps=tuple(
+            (position, now - then)
+            for (position, then), (_, now) in zip(versions, _versions(inputs), strict=True)
+            if now != then
+        ),
+        before=before,
+        after=Kept(written_tensors),
+        random_before=random_before,
+        random_after=driver.random_state(call.generators),
+    )
+
+
+def _versions(inputs: Sequence[Any]) -> list[tuple[int, int]]:
+    return [
+        (position, value._version)
+        for position, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor) and not value.is_inference()
+    ]
+
+
+def _returned_allocations(returned: Sequence[Any], seen: Watched) -> tuple[int, ...]:
+    found = {seen.position_of(value) for value in returned if isinstance(value, torch.Tensor)}
+    return tuple(sorted(position for position in found if position is not None))
+
+
+def constants_of(facts: Facts) -> dict[int, torch.Tensor]:
+    """The tensors that the generated module owns, by storage."""
+    return {storage_key(value): value for value in facts.namespace.values() if isinstance(value, torch.Tensor)}
+
+
+def _foreign(returned: Sequence[Any], seen: Watched, inputs: Sequence[Any], facts: Facts) -> tuple[Foreign, ...]:
+    known = {storage_key(value) for value in inputs if isinstance(value, torch.Tensor)} | set(constants_of(facts))
+    groups: dict[int, list[int]] = {}
+    for position, value in enumerate(returned):
+        if isinstance(value, torch.Tensor) and seen.position_of(value) is None and storage_key(value) not in known:
+            groups.setdefault(storage_key(value), []).append(position)
+    return tuple(_foreign_storage(returned, positions) for positions in groups.values())
+
+
+def _foreign_storage(returned: Sequence[Any], positions: Sequence[int]) -> Foreign:
+    first = returned[positions[0]]
+    nbytes = first.untyped_storage().nbytes()
+    whole = Layout.of(first)
+    if first.storage_offset() != 0 or whole.span != nbytes:
+        whole = Layout((nbytes,), (1,), torch.uint8)
+    return Foreign(tuple(positions), whole, nbytes)

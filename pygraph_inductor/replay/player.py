@@ -1,0 +1,178 @@
+"""The fast path in Python: gather addresses, rewrite what moved, launch, hand out the outputs.
+
+The last step of a call. It knows the plan, the graph and the driver, nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver.protocol import Driver, Graph, UpdateRefused
+from pygraph_inductor.replay.plan import (
+    Again,
+    Engine,
+    FromAllocation,
+    FromConstant,
+    FromInput,
+    Layout,
+    Plan,
+    Returned,
+)
+from pygraph_inductor.replay.views import copy_contents
+
+
+# torch's stubs do not know it; generated code makes its views with it.
+_reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+
+
+class ReplayFailed(RuntimeError):
+    """Nothing was launched, and the recording must not be used again."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that only has to be launched: its new outputs, the tensor of each slot, the slots that are staged."""
+
+    fresh: list[torch.Tensor]
+    holders: list[torch.Tensor]
+    copies: dict[int, torch.Tensor]
+
+
+class Player:
+    """Replays one recording. Not thread-safe: the recording's pool lock is held around a call."""
+
+    def __init__(self, plan: Plan, graph: Graph, driver: Driver, staging: dict[int, torch.Tensor]) -> None:
+        """`staging` maps slots on the copy engine to tensors at the addresses the graph holds for them."""
+        self.plan = plan
+        self.updates = 0
+        self.staged = 0
+        self._graph = graph
+        self._driver = driver
+        self._staging = staging
+        # Where the graph was told each slot is; None: it has to be told (again).
+        self._known: list[int | None] = [
+            staging[number].data_ptr() if number in staging else None for number in range(len(plan.slots))
+        ]
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """One call, from inputs to outputs."""
+        return self.launch(inputs, self.prepare(inputs))
+
+    def prepare(self, inputs: Sequence[Any]) -> Prepared:
+        """Everything before the launch: an exception here leaves the call undone.
+
+        Raises `ReplayFailed` if the graph could not be updated: the recording is useless then.
+        """
+        plan = self.plan
+        fresh = [self._allocate(made.layout) for made in plan.allocations]
+        holders = [fresh[slot.source] if slot.is_output else inputs[slot.source] for slot in plan.slots]
+        addresses, copies = self._placed(holders)
+        self._tell(addresses)
+        return Prepared(fresh, holders, copies)
+
+    def launch(self, inputs: Sequence[Any], prepared: Prepared) -> Any:
+        """Launch, and hand out the outputs."""
+        plan = self.plan
+        self._graph.replay()
+        for number, buffer in prepared.copies.items():
+            if plan.slots[number].written:
+                copy_contents(prepared.holders[number], buffer)
+        for position, times in plan.version_bumps:
+            for _ in range(times):
+                torch.autograd.graph.increment_version(inputs[position])
+        return self._returned(inputs, prepared.fresh)
+
+    def _allocate(self, layout: Layout) -> torch.Tensor:
+        return self._driver.empty(layout.size, layout.stride, layout.dtype)
+
+    def _placed(self, holders: Sequence[torch.Tensor]) -> tuple[list[int], dict[int, torch.Tensor]]:
+        """Where the graph shall find each slot, and the buffers of slots that cannot be used where they are."""
+        alignment = self._driver.alignment
+        addresses = []
+        copies: dict[int, torch.Tensor] = {}
+        for number, (slot, holder) in enumerate(zip(self.plan.slots, holders, strict=True)):
+            address = holder.data_ptr()
+            if slot.engine is Engine.COPY:
+                copies[number] = self._staging[number]
+            elif address % alignment != slot.residue and slot.bindings:
+                copies[number] = aligned_buffer(self._driver, slot.layout, slot.residue)
+            if number in copies:
+                buffer = copies[number]
+                address = buffer.data_ptr()
+                self.staged += 1
+                if not slot.is_output:
+                    copy_contents(buffer, holder)
+            addresses.append(address)
+        return addresses, copies
+
+    def _tell(self, addresses: Sequence[int]) -> None:
+        """Rewrite the words of slots that moved and update their nodes, each once."""
+        known = self._known
+        moved = [number for number, address in enumerate(addresses) if address != known[number]]
+        if not moved:
+            return
+        nodes = self._graph.nodes
+        dirty: dict[int, None] = {}
+        for number in moved:
+            address = addresses[number]
+            known[number] = None
+            for binding in self.plan.slots[number].bindings:
+                nodes[binding.node].areas[binding.area].set_word(binding.offset, address + binding.addend)
+                dirty[binding.node] = None
+        try:
+            for index in dirty:
+                self._graph.update(nodes[index])
+        except UpdateRefused as error:
+            # Some nodes have new parameters and some do not: nothing may be launched from here on.
+            raise ReplayFailed(str(error)) from error
+        for number in moved:
+            known[number] = addresses[number]
+        self.updates += len(dirty)
+
+    def _returned(self, inputs: Sequence[Any], fresh: Sequence[torch.Tensor]) -> Any:
+        values: list[Any] = []
+        for entry in self.plan.returned:
+            values.append(_build(entry, inputs, fresh, values))
+        if self.plan.returns is None:
+            return values[0]
+        return values if self.plan.returns is list else self.plan.returns(values)
+
+
+def aligned_buffer(driver: Driver, layout: Layout, residue: int) -> torch.Tensor:
+    """A buffer of this layout whose address leaves `residue` when divided by the driver's alignment."""
+    alignment = driver.alignment
+    memory = driver.empty((layout.span + alignment,), (1,), torch.uint8)
+    start = (residue - memory.data_ptr()) % alignment
+    if start % layout.dtype.itemsize:
+        raise ReplayFailed("a captured address was not aligned to its element size")
+    buffer = torch.empty(0, dtype=layout.dtype, device=memory.device)
+    return buffer.set_(memory.untyped_storage(), start // layout.dtype.itemsize, layout.size, layout.stride)
+
+
+def _build(entry: Returned, inputs: Sequence[Any], fresh: Sequence[torch.Tensor], earlier: Sequence[Any]) -> Any:
+    match entry:
+        case FromAllocation(position, None):
+            return fresh[position]
+        case FromAllocation(position, Layout() as view, offset):
+            return _view(fresh[position], view, offset)
+        case FromInput(position, None):
+            return inputs[position]
+        case FromInput(position, Layout() as view, offset):
+            return _view(inputs[position], view, offset)
+        case FromConstant(value):
+            return value
+        case Again(position):
+            return earlier[position]
+
+
+def _view(base: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
+    """What generated code's reinterpret_tensor makes: the base's storage, no view tracking."""
+    if layout.dtype == base.dtype:
+        return _reinterpret(base, layout.size, layout.stride, offset // base.itemsize)
+    start = base.storage_offset() * base.itemsize + offset
+    view = torch.empty(0, dtype=layout.dtype, device=base.device)
+    return view.set_(base.untyped_storage(), start // layout.dtype.itemsize, layout.size, layout.stride)

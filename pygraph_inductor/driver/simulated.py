@@ -1,0 +1,224 @@
+"""A device without a GPU behind the driver protocol: CPU tensors, real numerics, the rules of CUDA graphs.
+
+A capture executes nothing and freezes parameters as bytes; a replay works from the bytes that the last update gave it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import types
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]
+
+from pygraph_inductor.driver.arena import AddressRange, Arena, MemoryPool
+from pygraph_inductor.driver.capturing import Faults, HostReadMode, NotPermitted, OperatorMode, Recorder
+from pygraph_inductor.driver.frozen_launch import Launch, tensor_at, undisturbed
+from pygraph_inductor.driver.protocol import Area, CaptureFailed, Node, Reservation, T, UpdateRefused
+
+
+class _ThreadState(threading.local):
+    """What the current thread does with the device."""
+
+    recorder: Recorder | None = None
+    replaying: bool = False
+    stream: Hashable = "default stream"
+
+
+_thread = _ThreadState()
+# Captures replace names in modules that other threads may be capturing from too.
+_one_capture_at_a_time = threading.Lock()
+
+
+class SimulatedGraph:
+    """A captured list of launches with its nodes."""
+
+    def __init__(self, recorder: Recorder, pool: Any, faults: Faults) -> None:
+        self._launches: Sequence[Launch] = tuple(recorder.launches)
+        self._constants = recorder.constants
+        self._pool: Any | None = pool
+        self._faults = faults
+        self._instantiated = False
+        self.nodes: tuple[Node, ...] = tuple(
+            Node(index, launch.kind, launch.name, tuple(map(Area, launch.areas)), launch.identity)
+            for index, launch in enumerate(self._launches)
+        )
+        self._contents = [launch.areas for launch in self._launches]
+        # What a replay runs, per node; made from the contents by the first replay after they changed.
+        self._work: list[Callable[[], None] | None] = [None] * len(self._launches)
+
+    def instantiate(self) -> None:
+        self._instantiated = True
+
+    def update(self, node: Node) -> None:
+        if not node.areas:
+            raise UpdateRefused(f"a {node.name} node has no parameters that we can rewrite")
+        if self._faults.refuses(node):
+            raise UpdateRefused(f"{node.name}: the device does not accept these parameters")
+        self._contents[node.index] = tuple(area.content() for area in node.areas)
+        self._work[node.index] = None
+
+    def replay(self) -> None:
+        if not self._instantiated or self._pool is None:
+            raise RuntimeError("the graph is not instantiated, or closed")
+        outer, _thread.replaying = _thread.replaying, True
+        try:
+            with undisturbed():
+                for index, work in enumerate(self._work):
+                    if work is None:
+                        work = self._work[index] = self._launches[index].bind(self._contents[index])
+                    work()
+        finally:
+            _thread.replaying = outer
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._launches, self._contents, self._work, self._constants = (), [], [], []
+            self._pool.release()
+            self._pool = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _is_kernel(name: str, value: Any) -> bool:
+    """Whether a global of a generated module is a compiled kernel (async_compile.cpp_pybinding, torch 2.11-2.15)."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__name__ == "kernel" and isinstance(value.__self__, types.ModuleType)
+    return name.startswith("cpp_") and callable(value)
+
+
+def _is_allocator(name: str, value: Any) -> bool:
+    return name == "empty_strided_cpu" or value is _empty_strided_cpu
+
+
+@contextlib.contextmanager
+def _doors(recorder: Recorder, namespace: dict[str, Any]) -> Iterator[None]:
+    """Let everything that the current thread launches through `namespace` or the dispatcher reach the recorder."""
+
+    def kernel(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def launch(*args: Any) -> Any:
+            # Another thread may run the same generated module meanwhile.
+            return recorder.kernel(name, original, args) if _thread.recorder is recorder else original(*args)
+
+        return launch
+
+    def allocator(original: Callable[..., Any]) -> Callable[..., Any]:
+        def allocate(*args: Any) -> Any:
+            return recorder.allocate(*args) if _thread.recorder is recorder else original(*args)
+
+        return allocate
+
+    originals = {}
+    for name, value in list(namespace.items()):
+        if _is_allocator(name, value):
+            originals[name], namespace[name] = value, allocator(value)
+        elif _is_kernel(name, value):
+            originals[name], namespace[name] = value, kernel(name, value)
+    _thread.recorder = recorder
+    try:
+        with HostReadMode(recorder), OperatorMode(recorder):
+            yield
+    finally:
+        _thread.recorder = None
+        namespace.update(originals)
+
+
+class SimulatedDriver:
+    """The CPU as a device that captures."""
+
+    name = "simulated"
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+        self.arena = Arena()
+        self.faults = Faults()
+        # (the stream that waits, the stream it waits for), in order: what `follow` was asked.
+        self.waits: list[tuple[Hashable, Hashable]] = []
+
+    def guard(self) -> Any:
+        return contextlib.nullcontext()
+
+    def capture(
+        self,
+        body: Callable[[], T],
+        pool: Any,
+        namespace: dict[str, Any],
+        generators: Sequence[torch.Generator] = (),
+    ) -> tuple[SimulatedGraph, T]:
+        if self.is_capturing():
+            raise CaptureFailed("the current stream is capturing already")
+        recorder = Recorder(pool, generators, self.faults)
+        pool.retain()
+        try:
+            with _one_capture_at_a_time, _doors(recorder, namespace):
+                result = body()
+            if recorder.broken is not None:
+                raise recorder.broken
+        except NotPermitted as error:
+            pool.release()
+            raise CaptureFailed(f"the device refused the capture: {error}") from error
+        except BaseException:
+            pool.release()
+            raise
+        return SimulatedGraph(recorder, pool, self.faults), result
+
+    def new_pool(self) -> MemoryPool:
+        return self.arena.new_pool()
+
+    def pool_ranges(self, pool: Any) -> list[tuple[int, int]]:
+        return pool.ranges()
+
+    def reserve(self, nbytes: int) -> Reservation:
+        return AddressRange(nbytes)
+
+    def tensor_at(
+        self, address: int, nbytes: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return tensor_at(address, nbytes, size, stride, dtype)
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return _empty_strided_cpu(tuple(size), tuple(stride), dtype)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+    def is_capturing(self) -> bool:
+        # A node that is being replayed stands for launches inside the graph: nothing may be captured from within.
+        return _thread.recorder is not None or _thread.replaying
+
+    def current_stream(self) -> Hashable:
+        return _thread.stream
+
+    @contextlib.contextmanager
+    def stream(self, stream: Hashable) -> Iterator[None]:
+        """Make `stream` the current thread's current stream."""
+        outer, _thread.stream = _thread.stream, stream
+        try:
+            yield
+        finally:
+            _thread.stream = outer
+
+    def follow(self, stream: Hashable) -> None:
+        self.waits.append((_thread.stream, stream))
+
+    def random_state(self, generators: Sequence[torch.Generator] = ()) -> Any:
+        return [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]
+
+    def set_random_state(self, state: Any) -> None:
+        for generator, saved in state:
+            generator.set_state(saved)
+
+    def free_bytes(self) -> int:
+        self.arena.settle()
+        if self.arena.limit is not None:
+            return max(0, self.arena.limit - self.arena.allocated_bytes)
+        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def release_cached(self) -> None:
+        self.arena.settle()

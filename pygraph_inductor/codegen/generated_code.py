@@ -1,0 +1,197 @@
+"""Reads the Python text that Inductor generated: who uses which input, what is allocated, what is called.
+
+The text is the authority on what a function does, and looks the same in every supported version of torch. Read once
+per compiled graph, at compile time.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+# Checks, and copies for alignment, read their argument; neither makes a function depend on the address.
+_HARMLESS = frozenset(
+    {"assert_size_stride", "assert_alignment", "assert_tensor_metadata", "copy_misaligned", "copy_if_misaligned"}
+)
+# What returns another view of its argument.
+_VIEWS = frozenset({"reinterpret_tensor", "aten.view.dtype", "torch.ops.aten.view.dtype", "alloc_from_pool"})
+_ALLOCATOR = "empty_strided_"
+# Namespaces of torch.ops whose operators talk to other ranks.
+_COLLECTIVE = tuple(
+    f"torch.ops.{name}."
+    for name in ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor")
+)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One place where a function uses the memory of an input.
+
+    `kind` is "triton" (`by` is the kernel and `argument` the position in its launch), "extern" (`by` is what is
+    called), "reused" (`by` is the buffer that takes the memory over), "returned", or "host" (Python looks into it).
+    """
+
+    kind: str
+    by: str = ""
+    argument: int | None = None
+
+
+@dataclass(frozen=True)
+class FunctionText:
+    """What the text of one generated function says. Positions count its inputs from 0."""
+
+    inputs: tuple[str, ...]
+    uses: dict[int, tuple[Use, ...]]
+    allocators: tuple[str, ...]
+    calls: frozenset[str]
+
+    @property
+    def reused(self) -> frozenset[int]:
+        """Inputs whose memory becomes a buffer of the function's own."""
+        return frozenset(position for position, uses in self.uses.items() if any(use.kind == "reused" for use in uses))
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """The operators called here that talk to other ranks."""
+        return tuple(sorted(name for name in self.calls if name.startswith(_COLLECTIVE)))
+
+
+@functools.lru_cache(maxsize=64)
+def read(source: str) -> dict[str, FunctionText]:
+    """Every generated function of a module: `partition_0` and so on, and `call`, which may be `Runner.call`."""
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    kernels = _triton_kernels(tree)
+    return {
+        function.name: _Reader(lines, kernels).read(function)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and (function.name == "call" or function.name.startswith("partition_"))
+    }
+
+
+def _triton_kernels(tree: ast.Module) -> frozenset[str]:
+    """Names bound to the result of `async_compile.triton`."""
+    return frozenset(
+        target.id
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Call)
+        and ast.unparse(statement.value.func) == "async_compile.triton"
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    )
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """All simple statements in the order of the text, those of `with` and `if` blocks included."""
+    for statement in body:
+        blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+        if any(blocks):
+            if isinstance(statement, (ast.If, ast.While)):
+                yield ast.copy_location(ast.Expr(statement.test), statement)
+            for block in blocks:
+                yield from _statements(block)
+        else:
+            yield statement
+
+
+@dataclass
+class _Reader:
+    """Follows the names of a function's inputs, and of views of them, through its text."""
+
+    lines: list[str]
+    kernels: frozenset[str]
+    root: dict[str, int] = field(default_factory=dict)  # name -> the input whose memory it is
+    uses: dict[int, list[Use]] = field(default_factory=dict)
+
+    def read(self, function: ast.FunctionDef) -> FunctionText:
+        calls = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+        inputs: tuple[str, ...] = ()
+        for statement in _statements(function.body):
+            if not inputs and _is_unpacking(statement):
+                inputs = _names(statement)
+                self.root = {name: position for position, name in enumerate(inputs)}
+                self.uses = {position: [] for position in range(len(inputs))}
+            elif not isinstance(statement, ast.Delete):
+                self._follow(statement)
+        return FunctionText(
+            inputs=inputs,
+            uses={position: tuple(dict.fromkeys(uses)) for position, uses in self.uses.items()},
+            allocators=tuple(sorted(name for name in calls if name.startswith(_ALLOCATOR))),
+            calls=frozenset(calls),
+        )
+
+    def _follow(self, statement: ast.stmt) -> None:
+        parents = {child: parent for parent in ast.walk(statement) for child in ast.iter_child_nodes(parent)}
+        taken_over: int | None = None  # the input that the assigned name is, or is a view of
+        for node in ast.walk(statement):
+            if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in self.root):
+                continue
+            position = self.root[node.id]
+            use = self._use(node, parents, statement)
+            if use is None:
+                taken_over = position
+            else:
+                self.uses[position].append(use)
+        self._assign(statement, taken_over)
+
+    def _use(self, name: ast.Name, parents: dict[ast.AST, ast.AST], statement: ast.stmt) -> Use | None:
+        """How `statement` uses the memory behind `name`; None if it only gives it another name."""
+        inner: ast.AST = name
+        outer = parents[name]
+        while (
+            isinstance(outer, (ast.Tuple, ast.List, ast.Starred, ast.keyword))
+            or (isinstance(outer, ast.Call) and ast.unparse(outer.func) in _VIEWS and inner is not outer.func)
+        ) and outer in parents:
+            inner, outer = outer, parents[outer]
+        if isinstance(outer, ast.Call) and inner is not outer.func:
+            callee = ast.unparse(outer.func)
+            kernel = callee.removesuffix(".run")
+            if callee in _HARMLESS:
+                return None
+            if kernel != callee and kernel in self.kernels:
+                return Use("triton", kernel, outer.args.index(inner) if inner in outer.args else None)
+            return Use("extern", callee)
+        if isinstance(statement, ast.Return):
+            return Use("returned")
+        if isinstance(statement, ast.Assign) and inner is statement.value:
+            if self.lines[statement.lineno - 1].rstrip().endswith("# reuse"):
+                return Use("reused", ast.unparse(statement.targets[0]))
+            return None
+        return Use("host", ast.unparse(outer))
+
+    def _assign(self, statement: ast.stmt, taken_over: int | None) -> None:
+        """An assigned name becomes another name of the input it was given.
+
+        Inductor never gives a name twice, so a name of an input stays one; what a partition passes through keeps it.
+        """
+        if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
+            return
+        if taken_over is None:
+            taken_over = self._reused_root(statement.value)
+        if taken_over is not None:
+            self.root[statement.targets[0].id] = taken_over
+
+    def _reused_root(self, value: ast.expr) -> int | None:
+        """The input behind `buf1` or `reinterpret_tensor(buf1, …)`, whose memory the assigned buffer takes over."""
+        while isinstance(value, ast.Call) and ast.unparse(value.func) in _VIEWS and value.args:
+            value = value.args[0]
+        return self.root.get(value.id) if isinstance(value, ast.Name) else None
+
+
+def _is_unpacking(statement: ast.stmt) -> bool:
+    """`arg0_1, arg1_1 = args`: the first statement of every generated function that has inputs."""
+    return (
+        isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name) and statement.value.id == "args"
+    )
+
+
+def _names(statement: ast.stmt) -> tuple[str, ...]:
+    """The plain names that an assignment binds."""
+    if not isinstance(statement, ast.Assign):
+        return ()
+    return tuple(
+        node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)
+    )

@@ -1,0 +1,104 @@
+"""Inductor's Python wrapper with two differences: it leaves partition inputs alone and writes down what it knows.
+
+The last line of a module says which outputs a user sees: `runner.pygraph = {...}`, or `call.pygraph = {...}` where
+graph partition is off. It lives in the source, so it survives Inductor's and AOTAutograd's caches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._inductor import config as inductor_config
+from torch._inductor import ir
+from torch._inductor.codegen.wrapper import FreeLine, PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.virtualized import V
+
+from pygraph_inductor.codegen import options
+from pygraph_inductor.codegen.visible import visible_count
+
+
+class PartitionWrapper(SubgraphPythonWrapperCodegen):
+    """The code of one partition, or of a subgraph that is none (then it has no partition signature)."""
+
+    def _is_partition_input(self, name: str) -> bool:
+        signature = self.partition_signatures
+        return options.keep_inputs and signature is not None and name in signature.input_nodes
+
+    def can_reuse(self, input_buffer: Any, output_buffer: Any = None) -> bool:
+        """Whether `input_buffer`'s memory may become another buffer; never for an input of the partition."""
+        return not self._is_partition_input(input_buffer.get_name()) and super().can_reuse(input_buffer, output_buffer)
+
+    def codegen_free(self, buffer: Any) -> None:
+        """Drop a buffer. An input is deleted and nothing more.
+
+        Stock would offer it for reuse, from 2.15 on without asking `can_reuse` (it asks `can_free`).
+        """
+        name = buffer.get_name()
+        if not self._is_partition_input(name) or isinstance(buffer, (ir.InputBuffer, ir.TorchBindObject)):
+            super().codegen_free(buffer)
+        elif name not in V.graph.removed_buffers and name not in self.freed:
+            self.freed.add(name)
+            self.writeline(FreeLine(self, buffer))
+
+
+class Wrapper(PythonWrapperCodegen):
+    """The code of a module: its kernels, its partitions and `call`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Name of each partition function -> the names of its outputs.
+        self.partition_outputs: dict[str, list[str]] = {}
+
+    @staticmethod
+    def create(
+        is_subgraph: bool,
+        subgraph_name: str | None,
+        parent_wrapper: PythonWrapperCodegen | None,
+        partition_signatures: Any = None,
+    ) -> PythonWrapperCodegen:
+        """Inductor's factory for the wrapper of a module, a partition or a subgraph."""
+        if not is_subgraph:
+            return Wrapper()
+        assert subgraph_name is not None and parent_wrapper is not None
+        if partition_signatures is not None and isinstance(parent_wrapper, Wrapper):
+            parent_wrapper.partition_outputs[subgraph_name] = [
+                _name(node) for node in partition_signatures.output_nodes
+            ]
+        return PartitionWrapper(subgraph_name, parent_wrapper, partition_signatures)
+
+    def generate_after_suffix(self, result: Any) -> None:
+        """Write what follows the functions: the runner, and what we know about them."""
+        super().generate_after_suffix(result)
+        owner = "runner" if inductor_config.graph_partition else self.launcher_fn_name
+        result.writeline(f"{owner}.pygraph = {self._knowledge()!r}")
+
+    def _knowledge(self) -> dict[str, Any]:
+        """Per function: the positions of visible outputs (None: all of them); and the effectful operators of all."""
+        names = [_name(node) for node in V.graph.graph_outputs]
+        visible = visible_count(V.graph, len(names))
+        saved = set(names[visible:]) - set(names[:visible])
+        return {
+            "call": {"visible": _positions(names, saved)},
+            **{name: {"visible": _positions(outputs, saved)} for name, outputs in self.partition_outputs.items()},
+            "effects": sorted(_effectful(V.graph)),
+        }
+
+
+def _name(node: Any) -> str:
+    """The name of the buffer behind an output; views have the name of what they view, numbers and None have none."""
+    return node.maybe_get_name() or "" if hasattr(node, "maybe_get_name") else ""
+
+
+def _positions(names: list[str], saved: set[str]) -> list[int] | None:
+    """The positions whose buffer is not merely saved for the backward; None if that is all of them."""
+    positions = [position for position, name in enumerate(names) if not name or name not in saved]
+    return None if len(positions) == len(names) else positions
+
+
+def _effectful(graph: Any) -> set[str]:
+    """Operators whose effects happen on the host on every call, as the generated code calls them."""
+    return {
+        operation.python_kernel_name or str(operation.op_overload)
+        for operation in graph.operations
+        if isinstance(operation, ir.EffectfulKernel)
+    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -55,22 +56,31 @@ def run(arguments: list[str]) -> int:
 def run_module(name: str, argv: list[str]) -> int:
     """As `python -m name`."""
     set_first_path(os.getcwd())
-    sys.argv[:] = argv
-    try:
-        found = importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a parent package exists and fails to import something else
-        found = False
-    if not found:
+    spec = module_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"  # a package
+        spec = module_spec(name)
+    code = spec.loader.get_code(name) if spec and isinstance(spec.loader, importlib.abc.InspectLoader) else None
+    if spec is None or code is None:
         print(f"pygraph: No module named {name}", file=sys.stderr)
         return 1
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    sys.argv[:] = [spec.origin or name, *argv[1:]]
+    run_as_main(code, __spec__=spec, __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent)
     return 0
 
 
+def module_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module is; None if it, or a package it is in, does not exist."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # a package it is in exists, and fails to import something else
+
+
 def run_script(path: str, argv: list[str]) -> int:
-    """As `python path`: the script becomes `__main__` and stays it, for whatever runs at exit."""
+    """As `python path`."""
     sys.argv[:] = argv
     if os.path.isdir(path):
         set_first_path(path)
@@ -85,11 +95,16 @@ def run_script(path: str, argv: list[str]) -> int:
         print(f"pygraph: can't open file {absolute!r}: {error}", file=sys.stderr)
         return 2
     set_first_path(os.path.dirname(os.path.realpath(path)))
-    module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=absolute, __loader__=loader, __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = module
-    exec(loader.source_to_code(source, absolute), module.__dict__)
+    run_as_main(loader.source_to_code(source, absolute), __file__=absolute, __loader__=loader)
     return 0
+
+
+def run_as_main(code: types.CodeType, **names: object) -> None:
+    """Run code as `__main__`, which it stays, unlike with runpy: what runs at exit still needs it."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(names, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
 
 
 def set_first_path(folder: str) -> None:

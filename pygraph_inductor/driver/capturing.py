@@ -31,6 +31,7 @@ from pygraph_inductor.driver.frozen_launch import (
     memset_launch,
     of_unknown_kind,
     operator_launch,
+    same_generator,
 )
 from pygraph_inductor.driver.protocol import Node
 
@@ -255,7 +256,7 @@ class Recorder:
 
     def _check_generators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Generator) and not any(leaf is known for known in self._generators):
+            if isinstance(leaf, torch.Generator) and not any(same_generator(leaf, it) for it in self._generators):
                 self.refuse("a random generator is not registered with the capture")
 
     def _launch(

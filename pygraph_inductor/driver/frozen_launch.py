@@ -46,6 +46,11 @@ def tensor_at(
     return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(size), tuple(stride))
 
 
+def same_generator(one: torch.Generator, other: torch.Generator) -> bool:
+    """The dispatcher hands out another Python object for the same generator."""
+    return one._cdata == other._cdata  # type: ignore[attr-defined]
+
+
 class Parameter(Protocol):
     """What is known about a parameter besides its bytes. Compared between two captures."""
 
@@ -131,6 +136,8 @@ class ConstantParameter:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ConstantParameter) or type(self.value) is not type(other.value):
             return False
+        if isinstance(self.value, torch.Generator):
+            return same_generator(self.value, other.value)
         # Tensors compare element by element, and the opaque ones among them not at all.
         return self.value is other.value or (not isinstance(self.value, torch.Tensor) and self.value == other.value)
 
@@ -214,12 +221,12 @@ def operator_launch(
 ) -> Launch:
     """Call `operator` and copy what it allocates itself, its flat results at `fresh`, to where the capture put it."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    places = tuple(fresh)
+    places, count = tuple(fresh), len(leaves)
 
-    def run(*values: Any) -> None:
-        arguments, keywords = pytree.tree_unflatten(list(values[: len(leaves)]), spec)
+    def run(*values: Any) -> None:  # holds no tensor: memory that the capture freed must become free
+        arguments, keywords = pytree.tree_unflatten(list(values[:count]), spec)
         produced = pytree.tree_leaves(operator(*arguments, **keywords))
-        for place, target in zip(places, values[len(leaves) :], strict=True):
+        for place, target in zip(places, values[count:], strict=True):
             target.copy_(produced[place])
 
     return kernel_launch(name, run, [*leaves, *fresh.values()], (operator, spec, places), hides)

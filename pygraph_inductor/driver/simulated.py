@@ -18,7 +18,7 @@ from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defi
 from pygraph_inductor.driver.arena import AddressRange, Arena, MemoryPool
 from pygraph_inductor.driver.capturing import Faults, HostReadMode, NotPermitted, OperatorMode, Recorder
 from pygraph_inductor.driver.frozen_launch import Launch, tensor_at, undisturbed
-from pygraph_inductor.driver.protocol import Area, CaptureFailed, Node, Reservation, T, UpdateRefused
+from pygraph_inductor.driver.protocol import Area, CaptureFailed, Node, RandomState, Reservation, T, UpdateRefused
 
 
 class _ThreadState(threading.local):
@@ -132,6 +132,7 @@ class SimulatedDriver:
     """The CPU as a device that captures."""
 
     name = "simulated"
+    alignment = 64  # c10/core/alignment.h: what torch's CPU allocator gives
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
@@ -206,10 +207,10 @@ class SimulatedDriver:
     def follow(self, stream: Hashable) -> None:
         self.waits.append((_thread.stream, stream))
 
-    def random_state(self, generators: Sequence[torch.Generator] = ()) -> Any:
+    def random_state(self, generators: Sequence[torch.Generator] = ()) -> RandomState:
         return [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]
 
-    def set_random_state(self, state: Any) -> None:
+    def set_random_state(self, state: RandomState) -> None:
         for generator, saved in state:
             generator.set_state(saved)
 

@@ -38,15 +38,17 @@ def span_of(size: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
 
 
 class AddressRange:
-    """A range of zeroed addresses; pages cost memory only once they are written."""
+    """A range of addresses whose bytes read as `fill`; pages of zeros cost memory only once they are written."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, fill: int = 0) -> None:
         self.nbytes = round_up(max(nbytes, 1), mmap.PAGESIZE)
         self._memory: mmap.mmap | None = mmap.mmap(
             -1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
         )
         # The temporary view is gone when this line ends: a view that lives on would forbid `close`.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        if fill:
+            ctypes.memset(self.address, fill, self.nbytes)
 
     def close(self) -> None:
         """Give the addresses back. Nothing may use them any more."""

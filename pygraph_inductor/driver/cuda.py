@@ -218,33 +218,27 @@ class CudaDriver:
             graph.capture_end()
             graph.reset()
             return
-        with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._index, pool)
         healing = torch.cuda.CUDAGraph(keep_graph=True)
         for generator in generators:
             healing.register_generator_state(generator)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that the graph is empty
-            healing.capture_begin(pool=pool, capture_error_mode="thread_local")
+            # Into a pool of its own: the allocator still takes the broken one to be recording.
+            healing.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
             healing.capture_end()
-        healing.reset()
-        with contextlib.suppress(RuntimeError):
-            graph.reset()
+        with contextlib.suppress(RuntimeError):  # "not currently recording": it was told after all
+            torch._C._cuda_endAllocateToPool(self._index, pool)
+        for broken in (healing, graph):
+            with contextlib.suppress(RuntimeError):
+                broken.reset()
 
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
-    def pool_ranges(self, pool: Any) -> list[tuple[int, int]]:
-        return [
-            (segment["address"], segment["address"] + segment["total_size"])
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) == tuple(pool)
-        ]
-
-    def reserve(self, nbytes: int) -> Reservation:
+    def reserve(self, nbytes: int, fill: int) -> Reservation:
         if self._maps:
-            return MappedRange(nbytes, self._index)
-        return AllocatedRange(nbytes, self._index)
+            return MappedRange(nbytes, self._index, fill)
+        return AllocatedRange(nbytes, self._index, fill)
 
     def tensor_at(
         self, address: int, nbytes: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype

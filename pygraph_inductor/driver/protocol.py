@@ -82,7 +82,7 @@ class Node:
 
 
 class Reservation(Protocol):
-    """A range of addresses for stand-ins. Reading gives zeros; it stays valid until `close`."""
+    """A range of addresses for stand-ins. It stays valid until `close`."""
 
     address: int
     nbytes: int
@@ -131,11 +131,11 @@ class Driver(Protocol):
     def new_pool(self) -> Any:
         """A private memory pool for intermediates, shared by the graphs captured into it."""
 
-    def pool_ranges(self, pool: Any) -> Sequence[tuple[int, int]]:
-        """The address ranges [first, behind last) that the pool owns now."""
+    def reserve(self, nbytes: int, fill: int) -> Reservation:
+        """Addresses that a capture may mention: valid, aligned to `alignment`, with little memory behind them.
 
-    def reserve(self, nbytes: int) -> Reservation:
-        """Addresses that a capture may mention: valid, aligned to `alignment`, with little memory behind them."""
+        Every byte reads as `fill` until somebody writes there.
+        """
 
     def tensor_at(
         self, address: int, nbytes: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype

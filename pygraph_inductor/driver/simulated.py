@@ -174,8 +174,8 @@ class SimulatedDriver:
     def pool_ranges(self, pool: Any) -> list[tuple[int, int]]:
         return pool.ranges()
 
-    def reserve(self, nbytes: int) -> Reservation:
-        return AddressRange(nbytes)
+    def reserve(self, nbytes: int, fill: int = 0) -> Reservation:
+        return AddressRange(nbytes, fill)
 
     def tensor_at(
         self, address: int, nbytes: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype

@@ -22,9 +22,9 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 class MappedRange:
-    """`nbytes` of addresses on `device_index`, all backed by one zeroed block."""
+    """`nbytes` of addresses on `device_index`, all backed by one block filled with the byte `fill`."""
 
-    def __init__(self, nbytes: int, device_index: int) -> None:
+    def __init__(self, nbytes: int, device_index: int, fill: int) -> None:
         cu = bindings()
         self._block: Any = None
         self._mapped = 0
@@ -47,7 +47,7 @@ class MappedRange:
             access.location = properties.location
             access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
             checked(cu.cuMemSetAccess(self.address, self.nbytes, [access], 1))
-            checked(cu.cuMemsetD8(self.address, 0, block))
+            checked(cu.cuMemsetD8(self.address, fill, block))
         except BaseException:
             self.close()
             raise
@@ -67,12 +67,12 @@ class MappedRange:
 
 
 class AllocatedRange:
-    """The same from ordinary zeroed memory, for devices without virtual memory management."""
+    """The same from ordinary memory, for devices without virtual memory management."""
 
-    def __init__(self, nbytes: int, device_index: int) -> None:
+    def __init__(self, nbytes: int, device_index: int, fill: int) -> None:
         self.nbytes = nbytes
-        self._memory: torch.Tensor | None = torch.zeros(
-            nbytes + 256, dtype=torch.uint8, device=torch.device("cuda", device_index)
+        self._memory: torch.Tensor | None = torch.full(
+            (nbytes + 256,), fill, dtype=torch.uint8, device=torch.device("cuda", device_index)
         )
         self.address = _round_up(self._memory.data_ptr(), 256)
 

@@ -1,7 +1,9 @@
 """Where a captured graph holds the addresses of slots: found by comparing two captures.
 
 Between the captures every slot moves by an amount of its own. A word of a node's parameters is bound to a slot exactly
-if it moved by that slot's amount; whatever else differs must be an intermediate of the pool, or it is not explained.
+if it moved by that slot's amount. Other words may differ, too: addresses of intermediates, and the bytes that a caller
+left uninitialised in a parameter struct (ATen's lists of tensors have room for more than they hold). A difference that
+is made of a slot's movement in any other way is not explained, and then no word of the graph is rewritten.
 """
 
 from __future__ import annotations
@@ -12,7 +14,18 @@ from dataclasses import dataclass
 from pygraph_inductor.driver.protocol import Area, Node, NodeKind
 from pygraph_inductor.replay.plan import Binding
 
-Ranges = Sequence[tuple[int, int]]
+_NEARBY = 1 << 16  # bytes before or behind a slot at which a kernel may still start (padding, negative offsets)
+_SHIFTS = range(13)  # an address may be stored in units of up to 4 KiB
+_LOW = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Where each slot was in two captures, and how many bytes it spans."""
+
+    first: Sequence[int]
+    second: Sequence[int]
+    spans: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -23,38 +36,21 @@ class Found:
     unexplained: str | None = None
 
 
-@dataclass(frozen=True)
-class Movement:
-    """Where the slots were in two captures; `reserved` holds the address ranges made for each capture."""
-
-    first: Sequence[int]
-    second: Sequence[int]
-    reserved_first: tuple[int, int]
-    reserved_second: tuple[int, int]
-
-
 class _Unexplained(Exception):
     pass
 
 
-def find_bindings(first: Sequence[Node], second: Sequence[Node], movement: Movement, pool: Ranges) -> Found:
+def find_bindings(first: Sequence[Node], second: Sequence[Node], movement: Movement) -> Found:
     """Compare two captures of the same work. Binding positions refer to the nodes of `second`."""
-    slot_of = {new - old: slot for slot, (old, new) in enumerate(zip(movement.first, movement.second, strict=True))}
-    by_slot: list[list[Binding]] = [[] for _ in movement.first]
     try:
         _same_structure(first, second)
+        search = _Search(movement)
         for before, after in zip(first, second, strict=True):
             for number, (old, new) in enumerate(zip(before.areas, after.areas, strict=True)):
-                for offset in _differing_words(old, new, after):
-                    slot = _slot_at(old.word(offset), new.word(offset), slot_of, movement)
-                    if slot is None:
-                        _must_be_intermediate(old.word(offset), new.word(offset), pool, after)
-                    else:
-                        addend = new.word(offset) - movement.second[slot]
-                        by_slot[slot].append(Binding(after.index, number, offset, addend))
+                search.compare(after, number, old, new)
     except _Unexplained as reason:
-        return Found(tuple(() for _ in by_slot), str(reason))
-    return Found(tuple(tuple(bindings) for bindings in by_slot))
+        return Found(tuple(() for _ in movement.first), str(reason))
+    return Found(tuple(tuple(bindings) for bindings in search.by_slot))
 
 
 def _same_structure(first: Sequence[Node], second: Sequence[Node]) -> None:
@@ -69,27 +65,40 @@ def _same_structure(first: Sequence[Node], second: Sequence[Node]) -> None:
             raise _Unexplained(f"{after.name} has parameters of different sizes in two captures")
 
 
-def _differing_words(old: Area, new: Area, node: Node) -> list[int]:
-    before, after = old.content(), new.content()
-    if before == after:
-        return []
-    whole = new.size // 8 * 8
-    if before[whole:] != after[whole:]:
-        raise _Unexplained(f"{node.name} has a parameter that changes and is no address")
-    return [offset for offset in range(0, whole, 8) if before[offset : offset + 8] != after[offset : offset + 8]]
+class _Search:
+    def __init__(self, movement: Movement) -> None:
+        moves = [new - old for old, new in zip(movement.first, movement.second, strict=True)]
+        self._slot_of = {move: slot for slot, move in enumerate(moves) if move}
+        if len(self._slot_of) != sum(1 for move in moves if move):
+            raise _Unexplained("two slots moved alike")
+        self._movement = movement
+        self._partial = {(move >> shift) & _LOW for move in self._slot_of for shift in _SHIFTS} - {0}
+        self.by_slot: list[list[Binding]] = [[] for _ in moves]
 
+    def compare(self, node: Node, number: int, old: Area, new: Area) -> None:
+        """Bind the words of one area; raises `_Unexplained`."""
+        before, after = old.content(), new.content()
+        offset = 0
+        while offset < new.size:
+            if before[offset : offset + 4] == after[offset : offset + 4]:
+                offset += 4
+            elif offset + 8 <= new.size and self._bind(node, number, offset, old.word(offset), new.word(offset)):
+                offset += 8
+            else:
+                self._must_not_depend(node, before[offset : offset + 4], after[offset : offset + 4])
+                offset += 4
 
-def _slot_at(old: int, new: int, slot_of: dict[int, int], movement: Movement) -> int | None:
-    if _inside(old, movement.reserved_first) and _inside(new, movement.reserved_second):
-        return slot_of.get(new - old)
-    return None
+    def _bind(self, node: Node, number: int, offset: int, old: int, new: int) -> bool:
+        slot = self._slot_of.get(new - old)
+        if slot is None:
+            return False
+        addend = new - self._movement.second[slot]
+        if not -_NEARBY <= addend <= self._movement.spans[slot] + _NEARBY:
+            return False
+        self.by_slot[slot].append(Binding(node.index, number, offset, addend))
+        return True
 
-
-def _inside(address: int, bounds: tuple[int, int]) -> bool:
-    return bounds[0] <= address < bounds[1]
-
-
-def _must_be_intermediate(old: int, new: int, pool: Ranges, node: Node) -> None:
-    for address in (old, new):
-        if not any(_inside(address, bounds) for bounds in pool):
-            raise _Unexplained(f"{node.name} has a parameter that changes and is neither a slot nor an intermediate")
+    def _must_not_depend(self, node: Node, old: bytes, new: bytes) -> None:
+        difference = (int.from_bytes(new, "little") - int.from_bytes(old, "little")) & _LOW
+        if difference in self._partial:
+            raise _Unexplained(f"{node.name} has a parameter made of an address in a way that we do not know")

@@ -5,7 +5,6 @@ Done twice with the stand-ins elsewhere, the difference shows where the graph ho
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,31 +61,56 @@ class Captured:
         return [tensor.data_ptr() for tensor in self.stand_ins]
 
 
+# What a kernel that still reads a stand-in finds: valid values that are not the caller's. Any pattern would do for
+# floats (this one is finite and not zero in every float type); zero is the only index that is always in range.
+_FILL_FLOATS, _FILL_OTHERS = 0x3F, 0x00
+
+
 class StandInSpace:
     """Reserved addresses for one capture's stand-ins. `spread` moves each of them by another amount."""
 
     def __init__(self, driver: Driver, places: Sequence[Place], spread: int) -> None:
         self._driver = driver
         self._places = places
-        sizes = [-(-place.layout.span // _GAP) * _GAP + 2 * _GAP + spread * _GAP for place in places]
-        self._starts = [spread * _GAP + start for start in itertools.accumulate([0, *sizes])][: len(places)]
-        self._range: Reservation = driver.reserve(sum(sizes) + (spread + 1) * _GAP)
-        self.bounds = (self._range.address, self._range.address + self._range.nbytes)
+        self._ranges: list[Reservation] = []
+        self._addresses: dict[int, int] = {}
+        try:
+            for is_float, fill in ((True, _FILL_FLOATS), (False, _FILL_OTHERS)):
+                self._reserve_for(is_float, fill, spread)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve_for(self, is_float: bool, fill: int, spread: int) -> None:
+        starts: dict[int, int] = {}
+        end = 0
+        for number, place in enumerate(self._places):
+            if (place.layout.dtype.is_floating_point or place.layout.dtype.is_complex) == is_float:
+                starts[number] = end + spread * (number + 1) * _GAP
+                end += -(-place.layout.span // _GAP) * _GAP + 2 * _GAP
+        if starts:
+            reserved = self._driver.reserve(end + (spread * len(self._places) + 2) * _GAP, fill)
+            self._ranges.append(reserved)
+            for number, start in starts.items():
+                self._addresses[number] = reserved.address + start + self._places[number].residue
 
     def tensors(self) -> list[torch.Tensor]:
+        """One tensor per place."""
         return [
             self._driver.tensor_at(
-                self._range.address + start + place.residue,
+                self._addresses[number],
                 place.layout.span,
                 place.layout.size,
                 place.layout.stride,
                 place.layout.dtype,
             )
-            for start, place in zip(self._starts, self._places, strict=True)
+            for number, place in enumerate(self._places)
         ]
 
     def close(self) -> None:
-        self._range.close()
+        """Give the addresses back; nothing that runs may mention them any more."""
+        for reserved in self._ranges:
+            reserved.close()
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind
+from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind, UpdateRefused
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
 from pygraph_inductor.recording.capture import Captured, Place, StandInSpace, Work, buffers_of, capture_with
 from pygraph_inductor.recording.facts import Facts
@@ -25,6 +26,7 @@ from pygraph_inductor.recording.trial import Trial, run_trial
 from pygraph_inductor.recording.verify import Mismatch, verify
 from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
 from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer
+from pygraph_inductor.replay.views import bytes_of
 from pygraph_inductor.reporting import RecordingFacts
 
 
@@ -178,20 +180,31 @@ def _try_with(work: Work, request: Request, staged: frozenset[int]) -> Recording
             captured.graph.close()
             return found.unexplained, all_places
         plan = _plan(work, request, captured, found, staged)
-        captured.graph.instantiate()
         player = Player(plan, captured.graph, work.driver, staging)
         borrowed = [position for position, entry in enumerate(plan.returned) if isinstance(entry, FromInput)]
         tensors = [value for value in work.inputs if isinstance(value, torch.Tensor)]
         try:
-            verify(work.trial, lambda: player(work.inputs), _plain_call(request), work.driver, borrowed, tensors)
-        except (Mismatch, ReplayFailed) as error:
+            held = player.rebase(work.inputs)
+            captured.graph.instantiate()
+            replay = functools.partial(_poisoned_replay, player, work.inputs)
+            verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors)
+        except (Mismatch, ReplayFailed, UpdateRefused) as error:
             captured.graph.close()
             return str(error), all_places
         except BaseException:
             captured.graph.close()
             raise
+        del held
     log = _log(work, plan, captured)
     return Recording(player, captured.graph, work.pool, tuple(work.generators), log)
+
+
+def _poisoned_replay(player: Player, inputs: Sequence[Any]) -> Any:
+    """A replay whose outputs cannot be right by accident, left over from the call before."""
+    prepared = player.prepare(inputs)
+    for tensor in prepared.fresh:
+        bytes_of(tensor).fill_(0xA5)
+    return player.launch(inputs, prepared)
 
 
 @contextlib.contextmanager
@@ -215,9 +228,9 @@ def _captures(work: Work, staging: dict[int, torch.Tensor]) -> Iterator[tuple[Ca
         if first is None or first_space is None or second_space is None:
             found = Found(tuple(() for _ in work.places), _unknown_host_work(second))
         else:
-            movement = Movement(first.addresses, second.addresses, first_space.bounds, second_space.bounds)
-            pool = work.driver.pool_ranges(work.pool.handle)
-            found = find_bindings(first.graph.nodes, second.graph.nodes, movement, pool)
+            spans = [place.layout.span for place in work.places]
+            movement = Movement(first.addresses, second.addresses, spans)
+            found = find_bindings(first.graph.nodes, second.graph.nodes, movement)
             first.graph.close()
         yield second, found
 

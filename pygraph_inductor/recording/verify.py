@@ -1,7 +1,7 @@
 """A recording is trusted after one replay with its slots moved gave what the plain call gave.
 
 Bit for bit where plain calls repeat bit for bit, else within four times their difference. When this runs, every
-address in the graph is a stand-in's: memory that is mapped, holds zeros, and is nobody's input.
+address in the graph is a stand-in's: memory that is mapped, holds valid values, and is nobody's input.
 """
 
 from __future__ import annotations

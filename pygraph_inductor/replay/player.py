@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver, Graph, UpdateRefused
+from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind, UpdateRefused
 from pygraph_inductor.replay.plan import (
     Again,
     Engine,
@@ -23,7 +23,6 @@ from pygraph_inductor.replay.plan import (
     Returned,
 )
 from pygraph_inductor.replay.views import copy_contents
-
 
 # torch's stubs do not know it; generated code makes its views with it.
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
@@ -57,6 +56,26 @@ class Player:
         self._known: list[int | None] = [
             staging[number].data_ptr() if number in staging else None for number in range(len(plan.slots))
         ]
+
+    def rebase(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Before instantiation: tell copies and fills where this call's tensors are. Returns its outputs, to be held.
+
+        An executable graph accepts a new address for a copy only if the one it was instantiated with is memory of the
+        same kind, and stand-ins are not (cuGraphExecMemcpyNodeSetParams: CUDA_ERROR_INVALID_VALUE).
+        """
+        nodes = self._graph.nodes
+        held = [self._allocate(made.layout) for made in self.plan.allocations]
+        dirty: dict[int, None] = {}
+        for slot in self.plan.slots:
+            holder = held[slot.source] if slot.is_output else inputs[slot.source]
+            for binding in slot.bindings:
+                node = nodes[binding.node]
+                if node.kind is not NodeKind.KERNEL and slot.engine is not Engine.COPY:
+                    node.areas[binding.area].set_word(binding.offset, holder.data_ptr() + binding.addend)
+                    dirty[binding.node] = None
+        for index in dirty:
+            self._graph.update(nodes[index])
+        return held
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """One call, from inputs to outputs."""

@@ -49,6 +49,8 @@ class AddressRange:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         if fill:
             ctypes.memset(self.address, fill, self.nbytes)
+        if fill:
+            ctypes.memset(self.address, fill, self.nbytes)
 
     def close(self) -> None:
         """Give the addresses back. Nothing may use them any more."""

@@ -569,12 +569,12 @@ def test_out_of_memory_in_a_capture_passes_through(driver):
     assert y.eq(3).all() and driver.free_bytes() > 0
 
 
-def test_reservations_read_zero_and_tensors_live_there(driver):
-    memory = driver.reserve(4096)
+def test_reservations_are_filled_and_tensors_live_there(driver):
+    memory = driver.reserve(4096, 0x3F)
     tensor = driver.tensor_at(memory.address + 256, 48, (3, 4), (4, 1), F32)
     assert memory.address % driver.alignment == 0 and memory.nbytes >= 4096
     assert tensor.data_ptr() == memory.address + 256 and tensor.untyped_storage().nbytes() == 48
-    assert not tensor.any()
+    assert tensor.view(torch.uint8).eq(0x3F).all()
     memory.close()
 
 

@@ -1,0 +1,152 @@
+"""Time variants in turns, with new inputs for every iteration, until the time is up.
+
+A round gives each variant one block: iterations back to back for throughput, then one at a time for latency. The order
+changes from round to round, so that no variant always follows the same one.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from scripts.bench.registry import Draw, Program
+from scripts.bench.results import Timing
+from scripts.bench.stats import Spread
+from scripts.bench.variants import Variant, active, begin_iteration
+
+BLOCK_SECONDS = 0.025
+BLOCK_BYTES = 12 << 30  # the inputs of one block, all alive together
+MIN_ROUNDS, MAX_ROUNDS = 5, 60
+LATENCIES = 5
+
+
+@dataclass
+class Runner:
+    """A variant ready to run: `call` is compiled and warm, or `iterate` replays something without inputs."""
+
+    variant: Variant
+    program: Program
+    call: Callable[..., Any]
+    simulate: bool = False
+    replay: Callable[[], Any] | None = None
+
+    def iterate(self, inputs: Sequence[Any]) -> Any:
+        """One iteration. Begins a step where stock graphs want it, which costs them a counter."""
+        if self.replay is not None:
+            return self.replay()
+        begin_iteration(self.variant)
+        return self.program.drive(self.call, inputs)
+
+
+@dataclass
+class Series:
+    """Samples of one variant, in microseconds."""
+
+    latency: list[list[float]] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    device: list[float] = field(default_factory=list)
+    throughput: list[float] = field(default_factory=list)
+
+    def timing(self, kind: str = "measured") -> Timing:
+        return Timing(
+            latency_us=Spread.of([sample for one in self.latency for sample in one]),
+            host_us=Spread.of(self.host),
+            device_us=Spread.of(self.device) if self.device else None,
+            throughput_us=Spread.of(self.throughput),
+            rounds_latency_us=[round(statistics.median(one), 3) for one in self.latency],
+            rounds_throughput_us=[round(one, 3) for one in self.throughput],
+            kind=kind,
+        )
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def block_length(runner: Runner, draw: Draw, device: torch.device) -> int:
+    """How many iterations make a block: enough time, not too many bytes of inputs."""
+    inputs = [runner.program.fresh(draw) for _ in range(3)]
+    took = []
+    with active(runner.variant, runner.simulate):
+        for one in inputs:
+            synchronize(device)
+            start = time.perf_counter()
+            runner.iterate(one)
+            synchronize(device)
+            took.append(time.perf_counter() - start)
+    size = sum(leaf.nbytes for leaf in pytree.tree_leaves(inputs[0]) if isinstance(leaf, Tensor))
+    wanted = BLOCK_SECONDS / max(statistics.median(took), 1e-6)
+    return max(2, min(int(wanted), 64, BLOCK_BYTES // max(size, 1)))
+
+
+def back_to_back(runner: Runner, inputs: Sequence[Any], device: torch.device) -> float:
+    """Microseconds per iteration with calls in flight."""
+    synchronize(device)
+    start = time.perf_counter()
+    for one in inputs:
+        runner.iterate(one)
+    synchronize(device)
+    return (time.perf_counter() - start) / len(inputs) * 1e6
+
+
+def one_at_a_time(runner: Runner, inputs: Sequence[Any], device: torch.device, series: Series) -> list[float]:
+    """Latencies; host time is until the call returned, device time between events around it."""
+    latencies = []
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+    for one in inputs:
+        synchronize(device)
+        if events:
+            events[0].record()
+        start = time.perf_counter()
+        result = runner.iterate(one)
+        returned = time.perf_counter()
+        if events:
+            events[1].record()
+        synchronize(device)
+        latencies.append((time.perf_counter() - start) * 1e6)
+        series.host.append((returned - start) * 1e6)
+        if events:
+            series.device.append(events[0].elapsed_time(events[1]) * 1e3)
+        del result
+    return latencies
+
+
+def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seconds: float) -> dict[str, Series]:
+    """Rounds over all runners until `seconds` are over, at least a few; the first round only warms up."""
+    series = {runner.variant.name: Series() for runner in runners}
+    lengths = {runner.variant.name: block_length(runner, draw, device) for runner in runners}
+    order, shuffle = list(runners), random.Random(0)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        started, rounds = time.perf_counter(), 0
+        while rounds <= MIN_ROUNDS or (time.perf_counter() - started < seconds and rounds <= MAX_ROUNDS):
+            shuffle.shuffle(order)
+            for runner in order:
+                name = runner.variant.name
+                block = [runner.program.fresh(draw) for _ in range(lengths[name])]
+                with active(runner.variant, runner.simulate):
+                    throughput = back_to_back(runner, block, device)
+                    scratch = series[name] if rounds else Series()
+                    latencies = one_at_a_time(runner, block[:LATENCIES], device, scratch)
+                if rounds:
+                    series[name].throughput.append(throughput)
+                    series[name].latency.append(latencies)
+                del block
+            gc.collect(0)
+            rounds += 1
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    return series

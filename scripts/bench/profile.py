@@ -1,0 +1,96 @@
+"""Kernels, graph launches and copied bytes of an iteration, seen from outside by torch's profiler."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from scripts.bench.results import Profile
+
+COPIES = ("aten::copy_", "aten::_foreach_copy_")
+DIRECTIONS = {"DtoD": "device_to_device", "HtoD": "host_to_device", "DtoH": "device_to_host"}
+SIZES = {
+    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short int": 2,
+    "short": 2, "signed char": 1, "char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8,
+}  # fmt: skip
+
+
+def profiled(iterate: Callable[[], Any], iterations: int) -> Profile:
+    """Profile `iterations` calls of `iterate`, after one that only warms the profiler up."""
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities):
+        iterate()
+        torch.cuda.synchronize()
+    with profile(activities=activities, record_shapes=True) as found:
+        for _ in range(iterations):
+            iterate()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text())
+    return read_trace(trace["traceEvents"], iterations)
+
+
+def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
+    """Count what a Chrome trace says. A kernel belongs to a graph if the call that launched it launched a graph."""
+    launchers: dict[Any, str] = {}
+    operators: dict[Any, dict[str, Any]] = {}
+    device: list[dict[str, Any]] = []
+    for event in events:
+        category, args = event.get("cat"), event.get("args", {})
+        if category in ("cuda_runtime", "cuda_driver"):
+            launchers[args.get("correlation")] = event["name"]
+        elif category == "cpu_op":
+            operators[args.get("External id")] = event
+        elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            device.append(event)
+    kernels = in_graphs = busy = 0.0
+    copied = dict.fromkeys((*DIRECTIONS.values(), "other"), 0.0)
+    counted: set[Any] = set()
+    for event in device:
+        args = event.get("args", {})
+        busy += event.get("dur", 0.0)
+        graph = "GraphLaunch" in launchers.get(args.get("correlation"), "")
+        if event["cat"] == "gpu_memcpy":
+            direction = next((DIRECTIONS[d] for d in DIRECTIONS if d in event["name"]), "other")
+            copied[direction] += args.get("bytes", 0)
+        elif event["cat"] == "kernel":
+            kernels += 1
+            in_graphs += graph
+            origin = args.get("External id")
+            operator = operators.get(origin)
+            if not graph and operator is not None and operator["name"] in COPIES and origin not in counted:
+                counted.add(origin)  # a list of tensors may take several kernels
+                copied["device_to_device"] += bytes_of(operator["args"], event["name"])
+    launches = sum("GraphLaunch" in name for name in launchers.values())
+    return Profile(
+        iterations=iterations,
+        kernels=kernels / iterations,
+        kernels_in_graphs=in_graphs / iterations,
+        graph_launches=launches / iterations,
+        busy_us=busy / iterations,
+        copied_bytes={kind: amount / iterations for kind, amount in copied.items()},
+    )
+
+
+def bytes_of(args: dict[str, Any], kernel: str) -> float:
+    """The size of a copy's destination, from the shapes that the profiler recorded with the operator.
+
+    It does not record the element type of a list of tensors. One kernel over a list means that all have one type, and
+    then the kernel's name holds it; mixed lists are copied one by one.
+    """
+    shapes, kinds = args.get("Input Dims", [[]]), args.get("Input type", [""])
+    if kinds[0] != "TensorList":
+        return float(math.prod(shapes[0]) * SIZES.get(kinds[0], 4))
+    element = re.search(r"Functor<\s*([\w:]+(?:<\w+>)?)", kernel)
+    size = SIZES.get(element.group(1), 4) if element else 4
+    return float(sum(math.prod(shape) for shape in shapes[0]) * size)

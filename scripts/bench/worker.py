@@ -1,0 +1,273 @@
+"""One workload in a process of its own: `probe` one variant's start-up, memory and kernels, or `time` all in turns.
+
+`run.py` starts these. A worker writes its findings as JSON where it is told, a message on its way as soon as it is
+known, and keeps standard output for the one word the runner waits for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.bench import correct, facts
+from scripts.bench.measure import Runner, interleave, synchronize
+from scripts.bench.profile import profiled
+from scripts.bench.registry import SEED, Draw, Program, Workload, all_workloads
+from scripts.bench.results import Memory, Startup, Timing, VariantResult, encode, write_json
+from scripts.bench.stats import Spread
+from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, VARIANTS, Variant, active, compiled, unavailable
+
+WARM_UP = 4  # plain, recording, two replays
+STEADY = 6
+PROFILED = 3
+READY = "READY"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line for a table."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:400]
+
+
+def warm(variant: Variant, program: Program, draw: Draw, simulate: bool) -> tuple[Runner, Startup]:
+    """Compile a variant and run it until it is steady; seconds of the first call and of all of them."""
+    device = draw.device
+    runner = Runner(variant, program, compiled(variant, program.function), simulate)
+    started = time.perf_counter()
+    first = 0.0
+    with active(variant, simulate):
+        for number in range(WARM_UP):
+            runner.iterate(program.fresh(draw))
+            synchronize(device)
+            if number == 0:
+                first = time.perf_counter() - started
+    return runner, Startup(round(first, 3), round(time.perf_counter() - started, 3), "shared")
+
+
+def capture_floor(plain: Runner, draw: Draw) -> Runner:
+    """The compiled iteration captured whole: a raw replay on stale inputs, below which no variant can be.
+
+    Raises what the capture raises, for instance where an iteration needs the host.
+    """
+    program = plain.program
+    inputs = program.fresh(draw)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with active(plain.variant), torch.cuda.stream(side):
+        for _ in range(2):
+            program.drive(plain.call, inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with active(plain.variant), torch.cuda.graph(graph):
+        outputs = program.drive(plain.call, inputs)
+    kept = (inputs, outputs)  # the graph reads and writes them
+
+    def replay() -> Any:
+        graph.replay()
+        return kept[1]
+
+    return Runner(FLOOR, program, plain.call, replay=replay)
+
+
+def probe(workload: Workload, variant: Variant, device: torch.device, cache: str) -> dict[str, Any]:
+    """Start-up, memory and kernels of one variant, alone in this process."""
+    program, setting = workload.program(device, tiny=False)
+    draw = Draw(setting)
+    result = VariantResult()
+    runner, result.startup = warm(variant, program, draw, simulate=False)
+    result.startup.cache = cache
+    with active(variant):
+        result.memory = memory_of(runner, draw)
+        inputs = iter([program.fresh(draw) for _ in range(PROFILED + 1)])
+        result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
+    result.skips = facts.dynamo_counters()
+    if variant.ours:
+        result.graphs = facts.graphs_of(report_functions(), iterations=1)
+    found: dict[str, Any] = {"variants": {variant.name: encode(result)}}
+    if variant == INDUCTOR:
+        try:
+            capture_floor(runner, draw)
+            found["floor"] = None
+        except Exception as error:  # whatever a capture may raise: it decides how the floor is found
+            found["floor"] = one_line(error)
+    return found
+
+
+def memory_of(runner: Runner, draw: Draw) -> Memory:
+    """Bytes over a few steady iterations, each with one new set of inputs."""
+    ever = torch.cuda.max_memory_reserved()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(STEADY):
+        runner.iterate(runner.program.fresh(draw))
+    torch.cuda.synchronize()
+    peak_allocated, peak_reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return Memory(
+        steady_allocated=torch.cuda.memory_allocated(),
+        steady_reserved=torch.cuda.memory_reserved(),
+        peak_allocated=peak_allocated,
+        peak_reserved=peak_reserved,
+        peak_reserved_with_startup=max(ever, peak_reserved),
+    )
+
+
+def report_functions() -> list[Any]:
+    import pygraph_inductor
+
+    return pygraph_inductor.report().functions
+
+
+class Timed:
+    """All variants of a workload in this process: prepared and checked first, timed once the machine is ours."""
+
+    def __init__(
+        self, workload: Workload, variants: Sequence[Variant], device: torch.device, floor: str | None
+    ) -> None:
+        self.workload, self.device, self.no_capture = workload, device, floor
+        self.program, self.setting = workload.program(device, tiny=False)
+        self.draw = Draw(self.setting)
+        self.results: dict[str, VariantResult] = {}
+        self.runners: dict[str, Runner] = {}
+        self.wants_floor = FLOOR in variants
+        for variant in variants:
+            if variant != FLOOR:
+                self.prepare(variant)
+        self.check()
+        if self.wants_floor and INDUCTOR.name in self.runners and not self.no_capture:
+            self.attempt(FLOOR, lambda: self.keep(capture_floor(self.runners[INDUCTOR.name], self.draw)))
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def attempt(self, variant: Variant, work: Callable[[], Any]) -> Any:
+        """Run `work`; an exception becomes the variant's failure and the others go on."""
+        result = self.results.setdefault(variant.name, VariantResult())
+        try:
+            return work()
+        except Exception as error:  # anything a model or compiler raises is a result, not our end
+            traceback.print_exc()
+            result.status, result.reason = "failed", one_line(error)
+            self.runners.pop(variant.name, None)
+            return None
+
+    def keep(self, runner: Runner) -> None:
+        self.runners[runner.variant.name] = runner
+
+    def prepare(self, variant: Variant) -> None:
+        if reason := unavailable(variant):
+            self.results[variant.name] = VariantResult("not available", reason)
+            return
+        self.attempt(variant, lambda: self.keep(warm(variant, self.program, self.draw, simulate=False)[0]))
+
+    def check(self) -> None:
+        """Compare every variant with eager and with the plain call, and note what is wrong."""
+        found: dict[str, correct.Outcome] = {}
+        for runner in list(self.runners.values()):
+            value = self.attempt(runner.variant, lambda runner=runner: correct.outcome(runner, self.setting))
+            if value is None:
+                continue
+            variant = runner.variant
+            if variant in (EAGER, INDUCTOR):
+                found[variant.name] = value
+            eager, plain = found.get(EAGER.name), found.get(INDUCTOR.name)
+            if eager is None:
+                continue
+            result = self.results[variant.name]
+            accuracy = correct.accuracy(self.workload, self.setting, value, eager, plain, variant in (EAGER, INDUCTOR))
+            result.accuracy = accuracy
+            if variant not in (EAGER, INDUCTOR) and (wrong := correct.complaint(accuracy, variant.ours)):
+                result.status, result.reason = "wrong", wrong
+
+    def time(self, seconds: float) -> None:
+        """Interleaved rounds, then the floor from the profiler where it could not be captured."""
+        before = len(report_functions())
+        for name, series in interleave(list(self.runners.values()), self.draw, self.device, seconds).items():
+            self.results[name].timing = series.timing()
+        if OURS.name in self.results and self.results[OURS.name].graphs is None:
+            self.results[OURS.name].skips["functions compiled while timing"] = len(report_functions()) - before
+        plain = self.runners.get(INDUCTOR.name)
+        if self.wants_floor and FLOOR.name not in self.runners and plain is not None:
+            self.attempt(FLOOR, lambda: self.floor_from_kernels(plain))
+
+    def floor_from_kernels(self, plain: Runner) -> None:
+        inputs = iter([self.program.fresh(self.draw) for _ in range(PROFILED + 1)])
+        with active(plain.variant):
+            busy = profiled(lambda: plain.iterate(next(inputs)), PROFILED).busy_us
+        one = Spread(busy, busy, busy, busy, 1)
+        timing = Timing(one, Spread(0.0, 0.0, 0.0, 0.0, 1), one, one, [busy], [busy], kind="kernels")
+        self.results[FLOOR.name] = VariantResult(reason=f"not captured: {self.no_capture}", timing=timing)
+
+
+def simulate(workload: Workload) -> dict[str, Any]:
+    """The tiny workload on the simulated driver: right answers, and the counts that need no clock."""
+    device = torch.device("cpu")
+    program, setting = workload.program(device, tiny=True)
+    results: dict[str, VariantResult] = {}
+    outcomes: dict[str, correct.Outcome] = {}
+    for variant in (EAGER, INDUCTOR, OURS):
+        result = results.setdefault(variant.name, VariantResult())
+        try:
+            before = len(report_functions())
+            runner, result.startup = warm(variant, program, Draw(setting), simulate=True)
+            outcomes[variant.name] = correct.outcome(runner, setting)
+            is_plain = variant != OURS
+            plain = outcomes.get(INDUCTOR.name)
+            result.accuracy = correct.accuracy(
+                workload, setting, outcomes[variant.name], outcomes["eager"], plain, is_plain
+            )
+            if wrong := correct.complaint(result.accuracy, variant.ours):
+                result.status, result.reason = "wrong", wrong
+            if variant.ours:
+                result.graphs = facts.steady_graphs(runner, Draw(setting, SEED + 9), before)
+        except Exception as error:
+            traceback.print_exc()
+            result.status, result.reason = "failed", one_line(error)
+    return {"variants": {name: encode(result) for name, result in results.items()}}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench.worker", description=__doc__)
+    parser.add_argument("role", choices=("probe", "time", "simulate"))
+    parser.add_argument("workload")
+    parser.add_argument("--variants", default="")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--cache", default="shared")
+    parser.add_argument("--floor", default="", help="why the floor cannot be captured")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gate", action="store_true", help="say READY and wait for a line before timing")
+    options = parser.parse_args(arguments)
+    say = sys.stdout
+    sys.stdout = sys.stderr  # whatever a model prints
+    torch._dynamo.config.recompile_limit = 64  # several variants share one function
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    workload = all_workloads()[options.workload]
+    variants = [VARIANTS[name] for name in options.variants.split(",") if name]
+    found: dict[str, Any]
+    if options.role == "simulate":
+        found = simulate(workload)
+    elif options.role == "probe":
+        found = probe(workload, variants[0], torch.device("cuda"), options.cache)
+    else:
+        timed = Timed(workload, variants, torch.device("cuda"), options.floor or None)
+        if options.gate:
+            print(READY, file=say, flush=True)
+            sys.stdin.readline()
+        timed.time(options.seconds)
+        found = {"variants": {name: encode(result) for name, result in timed.results.items()}}
+    write_json(options.out, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import logging
+from dataclasses import dataclass
 
 from pygraph_inductor import config, environment
+
+logger = logging.getLogger("pygraph_inductor")
+_refused: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,29 @@ class Settings:
 
 
 def current() -> Settings:
-    """What `config` says now, in this thread. Raises `ValueError` for a word that a knob does not know."""
-    for knob, words in environment.CHOICES.items():
-        value = getattr(config, knob)
-        if value not in words:
-            raise ValueError(f"pygraph_inductor.config.{knob} is {value!r}; it can be one of {', '.join(words)}")
-    return Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
+    """What `config` says now, in this thread."""
+    return Settings(
+        engine=_word("engine", "auto"),
+        max_recordings=config.max_recordings,
+        max_verify_bytes=config.max_verify_bytes,
+        strict=config.strict,
+    )
+
+
+def graph_manager() -> str:
+    """What `config.graph_manager` says now, in this thread."""
+    return _word("graph_manager", "borrowed")
+
+
+def _word(knob: str, default: str) -> str:
+    """The value of a knob that takes a few words; another value counts as the default, with one warning."""
+    value = getattr(config, knob)
+    words = environment.CHOICES[knob]
+    if value in words:
+        return value
+    if (knob, repr(value)) not in _refused:
+        _refused.add((knob, repr(value)))
+        logger.warning(
+            "pygraph_inductor.config.%s = %r is not one of %s; taking %r.", knob, value, ", ".join(words), default
+        )
+    return default

@@ -1,0 +1,111 @@
+"""Replaces torch._inductor.compile_fx.compile_fx, the entry of Inductor: the first step of a compilation.
+
+Reads the knobs once, registers our code generation, and turns CUDA graphs on where `config.always` asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pygraph_inductor.codegen import registration
+from pygraph_inductor.seams import declines
+from pygraph_inductor.seams.compilation import Compilation, entered, from_knobs, going_on
+from pygraph_inductor.seams.places import place_of
+
+_GRAPHS = "triton.cudagraphs"
+
+
+def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Our `compile_fx` around the stock one."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+        if entered():  # stock calls itself again after it has applied options
+            return original(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        options = dict(call.arguments["config_patches"] or {})
+        compilation = _compilation(call.arguments["model_"], options)
+        if _is_turned_on_by_us(compilation, options, call.arguments["model_"], call.arguments["example_inputs_"]):
+            call.arguments["config_patches"] = {**options, _GRAPHS: True}
+        call.arguments["inner_compile"] = _remembering(call.arguments["inner_compile"], compilation)
+        with going_on(compilation):
+            _register(compilation)
+            return original(*call.args, **call.kwargs)
+
+    return compile_fx
+
+
+def _compilation(model: Any, options: dict[str, Any]) -> Compilation:
+    nodes = model.graph.nodes if isinstance(model, torch.fx.GraphModule) else ()
+    annotation = getattr(model, "meta", {}).get("cudagraph_annotation")  # torch._dynamo.override_cudagraphs, 2.12+
+    forward_off = getattr(annotation, "fwd", None) is False
+    compilation = replace(
+        from_knobs(),
+        source=place_of(node.meta.get("stack_trace") for node in nodes if node.op == "call_function"),
+        forward_off=forward_off,
+        backward_off=forward_off or getattr(annotation, "bwd", None) is False,
+    )
+    asked = options.get(_GRAPHS, _stock_option(_GRAPHS)) or compilation.always
+    if asked and compilation.borrowed and (reason := declines.of_wrapper(options)):
+        declines.note(reason)
+        compilation = replace(compilation, declined=reason)
+    return compilation
+
+
+def _is_turned_on_by_us(compilation: Compilation, options: dict[str, Any], model: Any, inputs: Any) -> bool:
+    """Whether `config.always` applies: nobody said yes or no, and a CUDA device takes part."""
+    return (
+        compilation.always
+        and compilation.borrowed
+        and compilation.declined is None
+        and _GRAPHS not in options
+        and not _stock_option(_GRAPHS)
+        and _touches_cuda(model, inputs)
+    )
+
+
+def _stock_option(name: str) -> Any:
+    from torch._inductor import config as inductor_config
+
+    return functools.reduce(getattr, name.split("."), inductor_config)
+
+
+def _touches_cuda(model: Any, inputs: Any) -> bool:
+    """Whether a CUDA tensor goes into the graph or comes to be in it."""
+    values = list(inputs)
+    if isinstance(model, torch.fx.GraphModule):
+        values += [node.meta.get("val", node.meta.get("example_value")) for node in model.graph.nodes]
+        values += [*model.parameters(), *model.buffers()]
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in leaves)
+
+
+def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
+    """`inner_compile` with the compilation current: a backward is compiled long after the entry has returned."""
+
+    @functools.wraps(inner_compile)
+    def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        with going_on(compilation):
+            _register(compilation)
+            return inner_compile(*args, **kwargs)
+
+    return compile_inner
+
+
+def _register(compilation: Compilation) -> None:
+    """Have our code generated for the devices that this compilation may record."""
+    from pygraph_inductor.seams import install
+
+    devices = set()
+    if install.is_applied() and compilation.borrowed:
+        devices = {"cuda", "cpu"} if compilation.simulate else {"cuda"}
+    for device in registration.match(frozenset(devices)):
+        declines.note(f"code generation for {device}: another package has registered itself with Inductor")

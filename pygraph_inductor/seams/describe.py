@@ -1,0 +1,156 @@
+"""Builds `Facts` about a generated function from what Inductor passes, what it wrote, and what the text says.
+
+The last step at compile time; what comes after knows nothing of Inductor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph_inductor.codegen import generated_code
+from pygraph_inductor.codegen.generated_code import FunctionText
+from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.reporting.facts import warn_once
+from pygraph_inductor.seams.compilation import Compilation
+from pygraph_inductor.seams.places import place_of
+
+UNREADABLE = "its generated code cannot be read, so what it writes is not known"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What Inductor says about a function."""
+
+    kind: str
+    device: torch.device
+    static_inputs: Sequence[int]
+    mutated_inputs: Sequence[int]
+    stack_traces: Sequence[str | None] = ()
+    graph_id: int | None = None
+    # The module's text, where the compiled graph is at hand; else it is read from the module's file.
+    source_code: str | None = None
+
+
+def kind_of(is_inference: bool, is_backward: bool) -> str:
+    """How reports name the part that a graph plays."""
+    return "inference" if is_inference else "backward" if is_backward else "forward"
+
+
+def name_of(kind: str, graph_id: int | None) -> str:
+    """ "forward 0/1": kind and compile id, as in torch's own logs."""
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    if compile_id is not None:
+        return f"{kind} {compile_id}"
+    return f"{kind} graph {graph_id}" if graph_id is not None else kind
+
+
+def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: Compilation) -> Facts:
+    """Everything that recording needs to know about `run`."""
+    namespace = _globals_of(run)
+    function = getattr(run, "__name__", "call")
+    known = _written_down(namespace)
+    text = _text(namespace, function, declared.source_code)
+    effects = _effects(known, text)
+    visible = known.get(function, {}).get("visible")
+    partition = function.removeprefix("partition_")
+    name = name_of(declared.kind, declared.graph_id)
+    return Facts(
+        name=f"{name}, partition {partition}" if partition != function else name,
+        kind=declared.kind,
+        source=place_of(declared.stack_traces) or compilation.source,
+        device=declared.device,
+        static_inputs=frozenset(declared.static_inputs),
+        mutated_inputs=frozenset(declared.mutated_inputs),
+        reused_inputs=text.reused if text else frozenset(),
+        checked_inputs=_checked_inputs(declared),
+        visible_outputs=None if visible is None else frozenset(visible),
+        namespace=namespace,
+        allocators=tuple(name for name in (text.allocators if text else ()) if name in namespace),
+        refusal=UNREADABLE if text is None else _refusal(text, effects),
+        once_only=bool(effects or (text and text.collectives)),
+        capture_sizes=_capture_sizes(),
+        skip_dynamic=_graph_option("cudagraph_skip_dynamic_graphs"),
+        settings=compilation.settings,
+    )
+
+
+def warn_about_collectives(facts: Facts) -> None:
+    """One warning for a function that stays plain because it talks to other ranks."""
+    if facts.refusal is not None and facts.refusal.startswith(_RANKS):
+        warn_once(facts, facts.refusal, "it runs without a graph", "nothing yet; see the documentation, Limits")
+
+
+_RANKS = "collectives while a process group of"
+
+
+def _refusal(text: FunctionText, effects: Sequence[str]) -> str | None:
+    if effects:
+        return f"{effects[0]} has effects on the host, which a replay would skip"
+    if text.collectives:
+        ranks = _ranks()
+        if ranks > 1:
+            return f"{_RANKS} {ranks} ranks is initialised: {', '.join(text.collectives)}"
+    return None
+
+
+def _ranks() -> int:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return distributed.get_world_size()
+
+
+def _effects(known: dict[str, Any], text: FunctionText | None) -> list[str]:
+    """The effectful operators that this very function calls."""
+    return [name for name in known.get("effects", ()) if text is None or name in text.calls]
+
+
+def _globals_of(run: Any) -> dict[str, Any]:
+    """The globals of the generated module: `run` is one of its functions, or a bound method of its runner."""
+    while not hasattr(run, "__globals__") and (inner := getattr(run, "__func__", getattr(run, "func", None))):
+        run = inner
+    return getattr(run, "__globals__", {})
+
+
+def _written_down(namespace: dict[str, Any]) -> dict[str, Any]:
+    """What our wrapper wrote into the module; empty for code that stock generated."""
+    for owner in (namespace.get("runner"), namespace.get("call")):
+        known = getattr(owner, "pygraph", None)
+        if isinstance(known, dict):
+            return known
+    return {}
+
+
+def _text(namespace: dict[str, Any], function: str, source_code: str | None) -> FunctionText | None:
+    try:
+        if source_code is None:
+            with open(namespace["__file__"]) as file:
+                source_code = file.read()
+        return generated_code.read(source_code)[function]
+    except (OSError, KeyError, SyntaxError):
+        return None
+
+
+def _checked_inputs(declared: Declared) -> Callable[[Sequence[Any]], Sequence[int]] | frozenset[int]:
+    """Stock decides with the first call's inputs which ones it must realign (GPU tensors only)."""
+    if declared.device.type == "cpu":
+        return frozenset()
+    from torch._inductor import compile_fx
+
+    static = tuple(declared.static_inputs)
+    return lambda inputs: compile_fx.get_input_idxs_to_check(inputs, static)
+
+
+def _capture_sizes() -> tuple[Any, ...] | None:
+    sizes = _graph_option("cudagraph_capture_sizes")
+    return None if sizes is None else tuple(sizes)
+
+
+def _graph_option(name: str) -> Any:
+    from torch._inductor import config as inductor_config
+
+    return getattr(inductor_config.triton, name)

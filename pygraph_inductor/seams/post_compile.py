@@ -1,0 +1,106 @@
+"""Replaces torch._inductor.output_code.CompiledFxGraph.post_compile, which finishes a graph, cached or just compiled.
+
+On CPU, where stock never gets as far as `cudagraphify`, it hands the graph to the simulated driver. On CUDA it
+reports the graphs that stock drops without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pygraph_inductor.reporting.facts import FunctionFacts, register
+from pygraph_inductor.seams import declines, describe, visit
+from pygraph_inductor.seams.compilation import Compilation, current
+
+
+def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Our `post_compile` around the stock one."""
+
+    @functools.wraps(original)
+    def post_compile(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        compilation = current()
+        if not compilation.borrowed or compilation.declined is not None:
+            return original(self, example_inputs, constants, graph_kwargs)
+        on_at_entry = bool(graph_kwargs.get("cudagraphs"))
+        asked = _asked(compilation, bool(graph_kwargs.get("is_backward")))
+        if asked and compilation.simulate and _is_cpu_only(self):
+            _simulate(self, compilation)
+        with visit.of(self) as visited:
+            original(self, example_inputs, constants, graph_kwargs)
+        if asked and not visited.functions and not (compilation.simulate and _is_cpu_only(self)):
+            _report_dropped(self, compilation, on_at_entry)
+        return None
+
+    return post_compile
+
+
+def _asked(compilation: Compilation, is_backward: bool) -> bool:
+    """Whether graphs were asked for. Stock's own flag is off for CPU graphs, so this looks at what was asked."""
+    from torch._inductor import config as inductor_config
+
+    if compilation.backward_off if is_backward else compilation.forward_off:
+        return False
+    return compilation.always or inductor_config.triton.cudagraphs
+
+
+def _is_cpu_only(graph: Any) -> bool:
+    return set(graph.device_types) <= {"cpu", "meta"}
+
+
+def _simulate(graph: Any, compilation: Compilation) -> None:
+    from pygraph_inductor.recording.function import RecordedFunction, driver_for
+
+    kwargs = graph.fx_kwargs
+    declared = describe.Declared(
+        kind=describe.kind_of(kwargs["is_inference"], kwargs["is_backward"]),
+        device=torch.device("cpu"),
+        static_inputs=tuple(kwargs["static_input_idxs"] or ()),
+        mutated_inputs=tuple(graph.mutated_input_idxs),
+        graph_id=kwargs.get("graph_id"),
+        source_code=graph.source_code,
+    )
+    facts = describe.facts_of(graph.current_callable, declared, compilation)
+    describe.warn_about_collectives(facts)
+    graph.current_callable = RecordedFunction(graph.current_callable, facts, driver_for(facts.device))
+
+
+def _report_dropped(graph: Any, compilation: Compilation, on_at_entry: bool) -> None:
+    if _has_customized_wrapper():
+        declines.note(declines.CUSTOMIZED_WRAPPERS)
+        reason = declines.CUSTOMIZED_WRAPPERS
+    else:
+        reason = _why_dropped(graph, on_at_entry)
+    if _is_cpu_only(graph):
+        declines.note_cpu_graph()
+    kwargs = graph.fx_kwargs
+    kind = describe.kind_of(kwargs["is_inference"], kwargs["is_backward"])
+    device = ", ".join(sorted(graph.device_types)) or "none"
+    name = describe.name_of(kind, kwargs.get("graph_id"))
+    register(FunctionFacts(name, kind, compilation.source, device, reasons=[reason]))
+
+
+def _has_customized_wrapper() -> bool:
+    from torch._inductor import config as inductor_config
+    from torch._inductor.utils import _unstable_customized_partition_wrapper
+
+    return bool(inductor_config.graph_partition and _unstable_customized_partition_wrapper.wrapper)
+
+
+def _why_dropped(graph: Any, on_at_entry: bool) -> str:
+    """Why stock did not ask for a graph: in its own words where it has any."""
+    if _is_cpu_only(graph):
+        return "it runs on the CPU"
+    if graph.disabled_cudagraphs_reason:
+        return str(graph.disabled_cudagraphs_reason)
+    info = graph.cudagraph_info
+    if info is not None and info.cudagraph_fail_reasons:
+        return ", ".join(info.cudagraph_fail_reasons)
+    if not on_at_entry:
+        return "Inductor turned graphs off for it, as it did for its forward"
+    if not graph.partition_maps:
+        return "nothing in it can be captured"
+    return "Inductor turned graphs off for it"

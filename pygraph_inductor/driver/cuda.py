@@ -43,6 +43,7 @@ class CudaGraph:
     """A captured CUDA graph with its nodes."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.closed = False
         self._graph = graph
         self._executable: Any = None
         self._context = checked(bindings().cuCtxGetCurrent())
@@ -107,6 +108,7 @@ class CudaGraph:
         self._graph.replay()
 
     def close(self) -> None:
+        self.closed = True
         self._executable = None
         self._graph.reset()
 
@@ -195,8 +197,8 @@ class CudaDriver:
     ) -> T:
         for generator in generators:
             graph.register_generator_state(generator)
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             result = body()
         except BaseException:
             self._abandon(graph, pool, generators)
@@ -223,7 +225,7 @@ class CudaDriver:
             healing.register_generator_state(generator)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that the graph is empty
-            # Into a pool of its own: the allocator still takes the broken one to be recording.
+            # Into a pool of its own: the allocator takes the broken one to be recording for ever.
             healing.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
             healing.capture_end()
         with contextlib.suppress(RuntimeError):  # "not currently recording": it was told after all

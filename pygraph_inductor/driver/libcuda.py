@@ -81,16 +81,15 @@ class KernelParameters:
         self.name: str = checked(cu.cuFuncGetName(cu.CUfunction(function))).decode()
         self.identity = (function, tuple(self.params.grid), tuple(self.params.block), self.params.shared_bytes)
         self._keep: list[Any] = []
+        self.areas: tuple[Area, ...] = ()
         if self.params.kernel_params:
             self.areas = self._own_pointer_array(function)
         elif self.params.extra:
             self.areas = self._own_packed_buffer()
-        else:
-            self.areas = ()
 
     def _own_pointer_array(self, function: int) -> tuple[Area, ...]:
         cu = bindings()
-        areas = []
+        areas: list[Area] = []
         while True:
             status, _offset, size = cu.cuFuncGetParamInfo(cu.CUfunction(function), len(areas))
             if int(status) != 0:

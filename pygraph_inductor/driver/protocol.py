@@ -94,6 +94,9 @@ class Graph(Protocol):
     """A captured graph. `update` before `instantiate` changes the template, afterwards the executable graph."""
 
     @property
+    def closed(self) -> bool: ...
+
+    @property
     def nodes(self) -> Sequence[Node]: ...
 
     def instantiate(self) -> None: ...
@@ -125,7 +128,8 @@ class Driver(Protocol):
         """Run `body` under capture; memory it allocates comes from `pool`. Nothing executes.
 
         `namespace` holds the globals of the code behind `body`. Raises `CaptureFailed` if the device refused;
-        an exception of `body` passes through after the capture was ended.
+        an exception of `body` passes through after the capture was ended. After either, `pool` is not to be used for
+        another capture.
         """
 
     def new_pool(self) -> Any:

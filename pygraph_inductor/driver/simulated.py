@@ -75,6 +75,10 @@ class SimulatedGraph:
         finally:
             _thread.replaying = outer
 
+    @property
+    def closed(self) -> bool:
+        return self._pool is None
+
     def close(self) -> None:
         if self._pool is not None:
             self._launches, self._contents, self._work, self._constants = (), [], [], []

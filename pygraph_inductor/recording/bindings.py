@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pygraph_inductor.driver.protocol import Area, Node, NodeKind
 from pygraph_inductor.replay.plan import Binding
 
-_NEARBY = 1 << 16  # bytes before or behind a slot at which a kernel may still start (padding, negative offsets)
-_SHIFTS = range(13)  # an address may be stored in units of up to 4 KiB
+_SHIFTS = range(1, 13)  # an address may be stored in units of up to 4 KiB
 _LOW = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
 class Movement:
-    """Where each slot was in two captures, and how many bytes it spans."""
+    """Where each slot was in two captures, and the bytes that the longest of them spans."""
 
     first: Sequence[int]
     second: Sequence[int]
-    spans: Sequence[int]
+    reach: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,10 @@ class _Search:
         if len(self._slot_of) != sum(1 for move in moves if move):
             raise _Unexplained("two slots moved alike")
         self._movement = movement
-        self._partial = {(move >> shift) & _LOW for move in self._slot_of for shift in _SHIFTS} - {0}
+        self._scaled: dict[int, list[tuple[int, int]]] = {}
+        for move, slot in self._slot_of.items():
+            for shift in _SHIFTS:
+                self._scaled.setdefault((move >> shift) & _LOW, []).append((slot, shift))
         self.by_slot: list[list[Binding]] = [[] for _ in moves]
 
     def compare(self, node: Node, number: int, old: Area, new: Area) -> None:
@@ -92,13 +94,13 @@ class _Search:
         slot = self._slot_of.get(new - old)
         if slot is None:
             return False
-        addend = new - self._movement.second[slot]
-        if not -_NEARBY <= addend <= self._movement.spans[slot] + _NEARBY:
-            return False
-        self.by_slot[slot].append(Binding(node.index, number, offset, addend))
+        self.by_slot[slot].append(Binding(node.index, number, offset, new - self._movement.second[slot]))
         return True
 
     def _must_not_depend(self, node: Node, old: bytes, new: bytes) -> None:
-        difference = (int.from_bytes(new, "little") - int.from_bytes(old, "little")) & _LOW
-        if difference in self._partial:
-            raise _Unexplained(f"{node.name} has a parameter made of an address in a way that we do not know")
+        value = int.from_bytes(new, "little")
+        difference = (value - int.from_bytes(old, "little")) & _LOW
+        for slot, shift in self._scaled.get(difference, ()):
+            distance = (value - (self._movement.second[slot] >> shift)) & _LOW
+            if min(distance, _LOW - distance) <= self._movement.reach >> shift:
+                raise _Unexplained(f"{node.name} has a parameter made of an address in a way that we do not know")

@@ -155,7 +155,12 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         _copy_foreign(work.buffers, listed(result), outputs)
         return result
 
-    graph, result = work.driver.capture(body, work.pool.handle, work.facts.namespace, work.generators)
+    try:
+        graph, result = work.driver.capture(body, work.pool.handle(), work.facts.namespace, work.generators)
+    except BaseException:
+        work.pool.renew()
+        raise
+    work.pool.adopt(graph)
     return Captured(graph, result, list(stand_ins), empties)
 
 

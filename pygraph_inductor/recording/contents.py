@@ -67,7 +67,7 @@ def _digest(tensor: torch.Tensor) -> torch.Tensor:
     else:
         words = flat[:head].clone().view(torch.int64)
     for number, chunk in enumerate(words.split(_CHUNK_WORDS)):
-        weights = torch.arange(1, 2 * chunk.numel(), 2, dtype=torch.int64, device=tensor.device)
+        weights = 2 * torch.arange(chunk.numel(), dtype=torch.int64, device=tensor.device) + 1
         total = total * 1_000_003 + ((chunk ^ (chunk >> 29)) * weights).sum() + number
     for byte in flat[head:].to(torch.int64):
         total = total * 257 + byte

@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any
 
-from pygraph_inductor.driver.protocol import Driver
+from pygraph_inductor.driver.protocol import Driver, Graph
 
 
 class Pool:
@@ -18,9 +18,25 @@ class Pool:
 
     def __init__(self, driver: Driver, stream: Any) -> None:
         self.lock = threading.RLock()
-        self.handle = driver.new_pool()
         self._driver = driver
         self._last_stream = stream
+        self._handle: Any = None
+        self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+    def handle(self) -> Any:
+        """Where the next capture allocates. Memory that no graph uses any more must not be captured into again."""
+        if self._handle is None or all(graph.closed for graph in self._graphs):
+            self._handle = self._driver.new_pool()
+        return self._handle
+
+    def adopt(self, graph: Graph) -> None:
+        """Note a graph that was captured into the pool."""
+        self._graphs.add(graph)
+
+    def renew(self) -> None:
+        """After a broken capture: the next ones go to new memory, the recordings made so far keep theirs."""
+        self._handle = None
+        self._graphs.clear()
 
     def enter(self) -> None:
         """Order the current stream after the pool's last use. Needs `lock`."""

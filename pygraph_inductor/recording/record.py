@@ -228,8 +228,8 @@ def _captures(work: Work, staging: dict[int, torch.Tensor]) -> Iterator[tuple[Ca
         if first is None or first_space is None or second_space is None:
             found = Found(tuple(() for _ in work.places), _unknown_host_work(second))
         else:
-            spans = [place.layout.span for place in work.places]
-            movement = Movement(first.addresses, second.addresses, spans)
+            reach = max(place.layout.span for place in work.places)
+            movement = Movement(first.addresses, second.addresses, reach)
             found = find_bindings(first.graph.nodes, second.graph.nodes, movement)
             first.graph.close()
         yield second, found

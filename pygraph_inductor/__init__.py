@@ -50,7 +50,7 @@ def report() -> Report:
     )
 
 
-environment.warn_about_unknown(config._config)
+environment.warn_about_unknown(config.get_config_copy())
 if not config.disable:
     enable()
 

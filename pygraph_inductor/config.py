@@ -5,6 +5,7 @@ A knob is read when a function is compiled (`settings.py` keeps what was read wi
 """
 
 import sys
+import typing
 
 from torch.utils._config_module import install_config_module
 
@@ -37,5 +38,8 @@ force: bool = environment.flag("force", False)
 
 # Importing the package installs nothing.
 disable: bool = environment.flag("disable", False)
+
+if typing.TYPE_CHECKING:
+    from torch.utils._config_typing import *  # noqa: F403
 
 install_config_module(sys.modules[__name__])

@@ -74,9 +74,7 @@ def word(knob: str, default: str) -> str:
 def warn_about_unknown(knobs: Iterable[str]) -> list[str]:
     """One warning per PYGRAPH_* variable that is no knob, naming the nearest one. Returns the names warned about."""
     known = {variable(knob) for knob in knobs}
-    unknown = sorted(
-        name for name in os.environ if name.startswith(PREFIX) and name not in known
-    )
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     for name in unknown:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
         logger.warning("%s is not a variable of pygraph_inductor and is ignored. Did you mean %s?", name, nearest)

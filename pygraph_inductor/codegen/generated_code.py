@@ -183,15 +183,11 @@ class _Reader:
 
 def _is_unpacking(statement: ast.stmt) -> bool:
     """`arg0_1, arg1_1 = args`: the first statement of every generated function that has inputs."""
-    return (
-        isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name) and statement.value.id == "args"
-    )
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name) and statement.value.id == "args"
 
 
 def _names(statement: ast.stmt) -> tuple[str, ...]:
     """The plain names that an assignment binds."""
     if not isinstance(statement, ast.Assign):
         return ()
-    return tuple(
-        node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)
-    )
+    return tuple(node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name))

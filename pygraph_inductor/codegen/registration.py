@@ -63,7 +63,7 @@ def _take(device: str) -> bool:
         stock.cpp_wrapper_codegen,
         stock.fx_wrapper_codegen,
         device_custom_pass=GraphPass(),
-        device_custom_config=options,
+        device_custom_config=options,  # type: ignore[arg-type]  # a module until it is installed
     )
     _stock[device] = stock
     return True

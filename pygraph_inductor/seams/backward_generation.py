@@ -30,4 +30,6 @@ def _has_tree(boxed_forward_device_index: Any) -> bool:
     """Whether the forward ran under stock's tree manager: made by somebody who uses both."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     device = getattr(boxed_forward_device_index, "value", None)
-    return trees is not None and device is not None and trees.get_manager(device, create_if_none_exists=False) is not None
+    if trees is None or device is None:
+        return False
+    return trees.get_manager(device, create_if_none_exists=False) is not None

@@ -49,10 +49,16 @@ def buffers_of(trial: Trial) -> list[Buffer]:
 
 @dataclass
 class Captured:
-    """A graph, what the function returned while it was captured, and the stand-in of each place and empty buffer."""
+    """A graph, what the function returned while it was captured, and the stand-in of each place and empty buffer.
+
+    `arguments` are what it was given. `version_bumps`: by how much it raised the version of which of them; stand-ins
+    share no version counter, so this tells apart what two inputs that are views of one tensor would mix up.
+    """
 
     graph: Graph
     result: Any
+    arguments: list[Any]
+    version_bumps: tuple[tuple[int, int], ...]
     stand_ins: list[torch.Tensor]
     empties: dict[int, torch.Tensor]  # by buffer
 
@@ -96,16 +102,17 @@ class StandInSpace:
 
     def tensors(self) -> list[torch.Tensor]:
         """One tensor per place."""
-        return [
-            self._driver.tensor_at(
-                self._addresses[number],
-                place.layout.span,
-                place.layout.size,
-                place.layout.stride,
-                place.layout.dtype,
-            )
-            for number, place in enumerate(self._places)
-        ]
+        with torch.inference_mode(False):  # inference tensors have no versions, and the graph serves other calls, too
+            return [
+                self._driver.tensor_at(
+                    self._addresses[number],
+                    place.layout.span,
+                    place.layout.size,
+                    place.layout.stride,
+                    place.layout.dtype,
+                )
+                for number, place in enumerate(self._places)
+            ]
 
     def close(self) -> None:
         """Give the addresses back; nothing that runs may mention them any more."""
@@ -130,7 +137,7 @@ class Work:
 
 def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
     """Capture with one tensor per place. Raises what `Driver.capture` raises, and `AllocationsChanged`."""
-    arguments = list(work.inputs)
+    arguments = [_without_elements(work.driver, value) for value in work.inputs]
     outputs: dict[int, torch.Tensor] = {}
     for place, tensor in zip(work.places, stand_ins, strict=True):
         if place.is_output:
@@ -148,6 +155,7 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         for number, buffer in enumerate(work.buffers)
         if buffer.allocation is not None
     }
+    versions = _versions(arguments)
 
     def body() -> Any:
         with answered(work.facts.namespace, work.facts.allocators, work.trial.allocated, by_allocation):
@@ -161,7 +169,29 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         work.pool.renew()
         raise
     work.pool.adopt(graph)
-    return Captured(graph, result, list(stand_ins), empties)
+    return Captured(graph, result, arguments, _version_bumps(arguments, versions), list(stand_ins), empties)
+
+
+def _without_elements(driver: Driver, value: Any) -> Any:
+    """Even an empty input is replaced: a capture must not raise its version, and who it is must show in outputs."""
+    if not isinstance(value, torch.Tensor) or not driver.owns(value) or value.numel():
+        return value
+    with torch.inference_mode(False):
+        return driver.empty(value.size(), value.stride(), value.dtype)
+
+
+def _versions(arguments: Sequence[Any]) -> list[int | None]:
+    return [
+        value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None for value in arguments
+    ]
+
+
+def _version_bumps(arguments: Sequence[Any], before: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (position, now - then)
+        for position, (then, now) in enumerate(zip(before, _versions(arguments), strict=True))
+        if then is not None and now is not None and now != then
+    )
 
 
 def _copy_foreign(buffers: Sequence[Buffer], returned: Sequence[Any], outputs: Mapping[int, torch.Tensor]) -> None:

@@ -52,12 +52,12 @@ class _Sources:
             for position in buffer.foreign.positions
         }
         self._buffer_layouts = [buffer.layout for buffer in work.buffers]
-        for position, value in enumerate(work.inputs):
+        for position, value in enumerate(captured.arguments):
             if isinstance(value, torch.Tensor):
                 self._inputs[storage_key(value)] = (position, value)
         for place, tensor in zip(work.places, captured.stand_ins, strict=True):
-            known = self._buffers if place.is_output else self._inputs
-            known[storage_key(tensor)] = (place.source, tensor)
+            if place.is_output:
+                self._buffers[storage_key(tensor)] = (place.source, tensor)
         for number, tensor in captured.empties.items():
             self._buffers[storage_key(tensor)] = (number, tensor)
 

@@ -274,7 +274,7 @@ def _plan(work: Work, request: Request, captured: Captured, found: Found, staged
         allocations=tuple(Allocation(b.layout, slot_of_buffer.get(n)) for n, b in enumerate(work.buffers)),
         returned=returned_values(work, captured),
         returns=returns_kind(captured.result),
-        version_bumps=work.trial.version_bumps,
+        version_bumps=captured.version_bumps,
     )
 
 

@@ -1,6 +1,6 @@
 """The plain call that comes before a capture: it gives the call's answer, and shows what a recording must know.
 
-Which allocations are returned, which inputs it wrote (declared or not), how it moved version counters and random state.
+Which allocations are returned, which inputs it wrote (declared or not), how it moved the random state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Trial:
     returned_allocations: tuple[int, ...]  # those of them that are behind an output
     foreign: tuple[Foreign, ...]
     undeclared_writes: frozenset[int]
-    version_bumps: tuple[tuple[int, int], ...]
     before: Kept  # the write set as the call found it
     after: Kept  # and as it left it
     random_before: RandomState
@@ -66,7 +65,6 @@ def run_trial(
     random_before = driver.random_state(call.generators)
     before = Kept(written_tensors)
     digests_before = digests([inputs[position] for position in others])
-    versions = _versions(inputs)
     with watched(facts.namespace, facts.allocators) as seen:
         result = run_plainly(run, list(inputs), checked, written)
     digests_after = digests([inputs[position] for position in others])
@@ -81,24 +79,11 @@ def run_trial(
         returned_allocations=_returned_allocations(returned, seen),
         foreign=_foreign(returned, seen, inputs, facts),
         undeclared_writes=frozenset(undeclared),
-        version_bumps=tuple(
-            (position, now - then)
-            for (position, then), (_, now) in zip(versions, _versions(inputs), strict=True)
-            if now != then
-        ),
         before=before,
         after=Kept(written_tensors),
         random_before=random_before,
         random_after=driver.random_state(call.generators),
     )
-
-
-def _versions(inputs: Sequence[Any]) -> list[tuple[int, int]]:
-    return [
-        (position, value._version)
-        for position, value in enumerate(inputs)
-        if isinstance(value, torch.Tensor) and not value.is_inference()
-    ]
 
 
 def _returned_allocations(returned: Sequence[Any], seen: Watched) -> tuple[int, ...]:

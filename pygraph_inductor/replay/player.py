@@ -101,8 +101,9 @@ class Player:
             if plan.slots[number].written:
                 copy_contents(prepared.holders[number], buffer)
         for position, times in plan.version_bumps:
-            for _ in range(times):
-                torch.autograd.graph.increment_version(inputs[position])
+            if not inputs[position].is_inference():
+                for _ in range(times):
+                    torch.autograd.graph.increment_version(inputs[position])
         return self._returned(inputs, prepared.fresh)
 
     def _allocate(self, layout: Layout) -> torch.Tensor:

@@ -5,6 +5,7 @@ Called before every compilation, so that what is registered is what the knobs of
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -78,3 +79,12 @@ def _put_back(device: str) -> None:
         common.register_backend_for_device(
             device, stock.scheduling, stock.wrapper_codegen, stock.cpp_wrapper_codegen, stock.fx_wrapper_codegen
         )
+
+
+def _fresh_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+# Another thread may hold the lock at the moment of a fork; in the child nobody would ever release it.
+os.register_at_fork(after_in_child=_fresh_lock)

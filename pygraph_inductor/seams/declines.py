@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import logging
 import os
-import threading
 from typing import Any
 
 import torch
@@ -34,29 +33,24 @@ NO_CUDA = "no CUDA device: graphs on the CPU are left alone (pygraph_inductor.co
 _OLDEST_DRIVER = 12040
 _NEWEST_CALLS = ("cuFuncGetParamInfo", "cuGraphExecKernelNodeSetParams", "cuKernelGetFunction")
 
-_lock = threading.Lock()
-_lines: dict[str, None] = {}
+_lines: dict[str, object] = {}
 
 
 def note(line: str) -> None:
     """Put a line into the report; the first time it is also logged as a warning."""
-    with _lock:
-        is_new = line not in _lines
-        _lines[line] = None
-    if is_new:
+    mine = object()
+    if _lines.setdefault(line, mine) is mine:  # one step, so that of two threads one is first
         logger.warning("%s.", line.rstrip("."))
 
 
 def lines() -> list[str]:
     """Every line noted so far."""
-    with _lock:
-        return list(_lines)
+    return list(_lines)
 
 
 def clear() -> None:
     """Forget what was noted."""
-    with _lock:
-        _lines.clear()
+    _lines.clear()
     _graphs_can_be_rewritten.cache_clear()
 
 
@@ -80,9 +74,14 @@ def of_build() -> str | None:
         return ROCM
     if getattr(torch.version, "xpu", None):
         return XPU
-    if importlib.util.find_spec("triton") is None:
-        return NO_TRITON
-    return None
+    return None if _is_importable("triton") else NO_TRITON
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # refused by a finder; half imported
+        return False
 
 
 def of_process() -> str | None:

@@ -11,6 +11,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -204,3 +205,12 @@ class _Finder(importlib.abc.MetaPathFinder):
             except Exception as error:  # importing torch must not fail because of us
                 _replaced.clear()
                 _refuse(f"{type(error).__name__}: {error}")
+
+
+def _fresh_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# Another thread may hold the lock at the moment of a fork; in the child nobody would ever release it.
+os.register_at_fork(after_in_child=_fresh_lock)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scripts.bench.measure import Runner
-from scripts.bench.registry import SEED, Draw, Setting, Workload
+from scripts.bench.registry import SEED, Draw, Setting, Workload, preserved
 from scripts.bench.results import Accuracy
 from scripts.bench.variants import active
 
@@ -32,26 +32,20 @@ class Outcome:
 def outcome(runner: Runner, setting: Setting) -> Outcome:
     """Run from the same state, inputs and random seed as every other variant; the state is put back afterwards."""
     program = runner.program
-    saved = [tensor.clone() for tensor in program.state]
     in_place = {tensor.data_ptr() for tensor in program.state}
     torch.manual_seed(SEED)
     seen: list[list[Tensor]] = []
     first: list[Tensor] = []
-    try:
-        with active(runner.variant, runner.simulate):
-            for number in range(ITERATIONS):
-                inputs = program.fresh(Draw(setting, SEED + 1 + number))
-                values = [value.detach() for value in program.observe(runner.iterate(inputs))]
-                if number == 0 and not runner.variant.stock:
-                    first = values
-                seen.append([thinned(value).clone() for value in values])
-                del values
+    with preserved(program), active(runner.variant, runner.simulate):
+        for number in range(ITERATIONS):
+            inputs = program.fresh(Draw(setting, SEED + 1 + number))
+            values = [value.detach() for value in program.observe(runner.iterate(inputs))]
+            if number == 0 and not runner.variant.stock:
+                first = values
+            seen.append([thinned(value).clone() for value in values])
+            del values
         kept = [(now, then) for now, then in zip(first, seen[0], strict=False) if now.data_ptr() not in in_place]
         survives = all(same(thinned(now), then) for now, then in kept) if kept else None
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(program.state, saved, strict=True):
-                tensor.copy_(value)
     return Outcome(seen, survives)
 
 

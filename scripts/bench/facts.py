@@ -107,7 +107,8 @@ def dynamo_counters() -> dict[str, int]:
 
 def graphs_of(functions: Iterable[Any], iterations: int) -> Graphs:
     """Sum what the package reports about its functions."""
-    graphs, slots = Graphs(), Counter()
+    graphs = Graphs()
+    slots: Counter[str] = Counter()
     for function in functions:
         graphs.functions += 1
         graphs.replayed += bool(function.replays)
@@ -132,13 +133,19 @@ def steady_graphs(runner: Any, draw: Any, before: int, iterations: int = 2) -> G
     def functions() -> Sequence[Any]:
         return pygraph_inductor.report().functions[before:]
 
+    kept: list[Any] = []  # nothing is freed meanwhile: every tensor is at an address of its own
+
+    def iterate(inputs: Sequence[Any]) -> None:
+        kept.append((inputs, runner.program.observe(runner.iterate(inputs))))
+
     with active(runner.variant, runner.simulate):
+        iterate(runner.program.fresh(draw))
         start = graphs_of(functions(), 1)
         for _ in range(iterations):
-            runner.iterate(runner.program.fresh(draw))
+            iterate(runner.program.fresh(draw))
         end = graphs_of(functions(), 1)
         inputs = runner.program.fresh(draw)
-        calls = python_calls(lambda: runner.iterate(inputs))
+        calls = python_calls(lambda: iterate(inputs))
     end.updates = (end.updates - start.updates) / iterations
     end.staged = (end.staged - start.staged) / iterations
     end.python_calls = calls

@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -93,6 +93,18 @@ class Program:
     drive: Callable[[Callable[..., Any], Sequence[Any]], Any] = call_once
     observe: Callable[[Any], list[Tensor]] = tensors_of
     state: tuple[Tensor, ...] = ()
+
+
+@contextmanager
+def preserved(program: Program) -> Iterator[None]:
+    """Put the program's state back afterwards, so that every variant starts from the same one."""
+    saved = [tensor.clone() for tensor in program.state]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(program.state, saved, strict=True):
+                tensor.copy_(value)
 
 
 def training(

@@ -70,7 +70,7 @@ def active(variant: Variant, simulate: bool = False) -> Iterator[None]:
             yield
             return
         pygraph_inductor.enable()
-        patches = {"simulate": simulate}
+        patches: dict[str, Any] = {"simulate": simulate}
         if variant.without is not None:
             knob, off = TECHNIQUES[variant.without]
             patches[knob] = off

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from scripts.bench import correct, facts
 from scripts.bench.measure import Runner, interleave, synchronize
 from scripts.bench.profile import profiled
-from scripts.bench.registry import SEED, Draw, Program, Workload, all_workloads
+from scripts.bench.registry import SEED, Draw, Program, Workload, all_workloads, preserved
 from scripts.bench.results import Memory, Startup, Timing, VariantResult, encode, write_json
 from scripts.bench.stats import Spread
 from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, VARIANTS, Variant, active, compiled, unavailable
@@ -43,7 +44,7 @@ def warm(variant: Variant, program: Program, draw: Draw, simulate: bool) -> tupl
     runner = Runner(variant, program, compiled(variant, program.function), simulate)
     started = time.perf_counter()
     first = 0.0
-    with active(variant, simulate):
+    with preserved(program), active(variant, simulate):
         for number in range(WARM_UP):
             runner.iterate(program.fresh(draw))
             synchronize(device)
@@ -79,15 +80,17 @@ def capture_floor(plain: Runner, draw: Draw) -> Runner:
 
 def probe(workload: Workload, variant: Variant, device: torch.device, cache: str) -> dict[str, Any]:
     """Start-up, memory and kernels of one variant, alone in this process."""
-    program, setting = workload.program(device, tiny=False)
+    simulated = device.type == "cpu"
+    program, setting = workload.program(device, tiny=simulated)
     draw = Draw(setting)
     result = VariantResult()
-    runner, result.startup = warm(variant, program, draw, simulate=False)
+    runner, result.startup = warm(variant, program, draw, simulated)
     result.startup.cache = cache
-    with active(variant):
-        result.memory = memory_of(runner, draw)
-        inputs = iter([program.fresh(draw) for _ in range(PROFILED + 1)])
-        result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
+    if not simulated:
+        with active(variant):
+            result.memory = memory_of(runner, draw)
+            inputs = iter([program.fresh(draw) for _ in range(PROFILED + 1)])
+            result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
     result.skips = facts.dynamo_counters()
     if variant.ours:
         result.graphs = facts.graphs_of(report_functions(), iterations=1)
@@ -136,7 +139,8 @@ class Timed:
         self, workload: Workload, variants: Sequence[Variant], device: torch.device, floor: str | None
     ) -> None:
         self.workload, self.device, self.no_capture = workload, device, floor
-        self.program, self.setting = workload.program(device, tiny=False)
+        self.simulated = device.type == "cpu"
+        self.program, self.setting = workload.program(device, tiny=self.simulated)
         self.draw = Draw(self.setting)
         self.results: dict[str, VariantResult] = {}
         self.runners: dict[str, Runner] = {}
@@ -168,16 +172,16 @@ class Timed:
         if reason := unavailable(variant):
             self.results[variant.name] = VariantResult("not available", reason)
             return
-        self.attempt(variant, lambda: self.keep(warm(variant, self.program, self.draw, simulate=False)[0]))
+        self.attempt(variant, lambda: self.keep(warm(variant, self.program, self.draw, self.simulated)[0]))
 
     def check(self) -> None:
         """Compare every variant with eager and with the plain call, and note what is wrong."""
         found: dict[str, correct.Outcome] = {}
         for runner in list(self.runners.values()):
-            value = self.attempt(runner.variant, lambda runner=runner: correct.outcome(runner, self.setting))
+            variant = runner.variant
+            value = self.attempt(variant, partial(correct.outcome, runner, self.setting))
             if value is None:
                 continue
-            variant = runner.variant
             if variant in (EAGER, INDUCTOR):
                 found[variant.name] = value
             eager, plain = found.get(EAGER.name), found.get(INDUCTOR.name)
@@ -241,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("role", choices=("probe", "time", "simulate"))
     parser.add_argument("workload")
     parser.add_argument("--variants", default="")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny and simulated, for tests")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--cache", default="shared")
     parser.add_argument("--floor", default="", help="why the floor cannot be captured")
@@ -253,13 +258,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch._dynamo.config.accumulated_recompile_limit = 1024
     workload = all_workloads()[options.workload]
     variants = [VARIANTS[name] for name in options.variants.split(",") if name]
+    device = torch.device(options.device)
     found: dict[str, Any]
     if options.role == "simulate":
         found = simulate(workload)
     elif options.role == "probe":
-        found = probe(workload, variants[0], torch.device("cuda"), options.cache)
+        found = probe(workload, variants[0], device, options.cache)
     else:
-        timed = Timed(workload, variants, torch.device("cuda"), options.floor or None)
+        timed = Timed(workload, variants, device, options.floor or None)
         if options.gate:
             print(READY, file=say, flush=True)
             sys.stdin.readline()

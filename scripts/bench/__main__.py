@@ -1,0 +1,190 @@
+"""The command line: run workloads, collect, compare and publish their results. `python -m scripts.bench --help`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from scripts.bench import facts
+from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
+
+DATA = facts.ROOT / "docs" / "benchmarks" / "data"
+SCRATCH = facts.ROOT / ".cache" / "bench"
+COMMANDS = ("run", "list", "collect", "compare", "page", "expect")
+QUICK = ("XLNET-I", "EOS", "TKE", "DLRM", "ST", "BERT-MLM", "DECODE-S", "MLP8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments.insert(0, "run")
+    options = parser().parse_args(arguments)
+    command = {
+        "run": run,
+        "list": list_workloads,
+        "collect": collect,
+        "compare": compare,
+        "page": page,
+        "expect": expect,
+    }
+    return command[options.command](options)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m scripts.bench", description="Measure what the package claims.")
+    commands = top.add_subparsers(dest="command", metavar="command", required=True)
+
+    about = "measure workloads (the default command)"
+    one = commands.add_parser("run", help=about, description=about)
+    add_selection(one)
+    one.add_argument(
+        "--device", choices=("cuda", "sim"), default="cuda", help="sim: tiny sizes on the simulated driver"
+    )
+    one.add_argument("--part", metavar="i/n", help="only the i-th of n parts of the selection")
+    one.add_argument("--budget-minutes", type=float, help="start nothing that would not end within this time")
+    one.add_argument("--seconds", type=float, default=6.0, help="timing per workload, all variants together")
+    one.add_argument("--limit", type=float, default=300.0, help="seconds that one process may take")
+    one.add_argument("--jobs", type=int, default=0, help="processes side by side (0: by the number of cores)")
+    one.add_argument("--variants", default="", help=f"comma-separated, of: {', '.join(VARIANTS)}")
+    one.add_argument("--ablation", action="store_true", help="ours again with each technique switched off")
+    one.add_argument("--cold", action="store_true", help="compile each variant from an empty cache, to time compiling")
+    one.add_argument("--no-probe", action="store_true", help="leave out memory, start-up and the profiler's counts")
+    one.add_argument("--again", action="store_true", help="measure also what has a result of this commit")
+    one.add_argument("--commit", help="the commit's name, where git cannot tell")
+    one.add_argument("--out", type=Path, default=None, help="folder of result files (.cache/bench/DEVICE)")
+    one.add_argument("--cache", type=Path, default=SCRATCH / "cache", help="folder of compiled code")
+    one.add_argument("--collect", type=Path, help="also write all results of the run into one file")
+
+    about = "list workloads and what each needs"
+    add_selection(commands.add_parser("list", help=about, description=about))
+
+    about = "write the result files of a folder into one file, the form that is committed"
+    one = commands.add_parser("collect", help=about, description=about)
+    one.add_argument("source", type=Path, nargs="?", default=SCRATCH / "cuda")
+    one.add_argument("target", type=Path, nargs="?", default=None)
+
+    about = "say what got slower or worse between two sets of results, and how sure that is"
+    one = commands.add_parser("compare", help=about, description=about)
+    one.add_argument("old", type=Path)
+    one.add_argument("new", type=Path, nargs="?", default=SCRATCH / "cuda")
+    one.add_argument("--threshold", type=float, default=0.02, help="a change smaller than this share is none")
+
+    about = "generate docs/benchmarks/README.md and its plots from the committed results"
+    one = commands.add_parser("page", help=about, description=about)
+    one.add_argument("--data", type=Path, default=DATA)
+    one.add_argument("--pool", action="store_true", help="average over rows of different commits, and say so")
+    one.add_argument("--no-plots", action="store_true")
+
+    about = "refresh tests/regression from a simulated run of the workloads that are there, or of those named"
+    one = commands.add_parser("expect", help=about, description=about)
+    one.add_argument("names", nargs="*")
+    return top
+
+
+def add_selection(command: argparse.ArgumentParser) -> None:
+    command.add_argument("names", nargs="*", help="workloads (all)")
+    command.add_argument("--suite", action="append", default=[], help="TorchBench, HuggingFace, TIMM or extra")
+    command.add_argument("--mode", action="append", default=[], choices=("inference", "training", "update"))
+    command.add_argument("--tag", action="append", default=[], help="paper, or a tag of a workload")
+    command.add_argument("--quick", action="store_true", help=f"a small selection: {', '.join(QUICK)}")
+
+
+def selected(options: argparse.Namespace) -> list:
+    from scripts.bench.registry import choose
+
+    names = [*options.names, *(QUICK if options.quick else ())]
+    return choose(names, options.suite, options.mode, options.tag)
+
+
+def run(options: argparse.Namespace) -> int:
+    from scripts.bench import results, show
+    from scripts.bench.run import Options, Run, part
+
+    console = Console()
+    simulated = options.device == "sim"
+    names = [v.name for v in (EAGER, INDUCTOR, STOCK, OURS, FLOOR)]
+    if options.variants:
+        names = options.variants.split(",")
+        if unknown := [name for name in names if name not in VARIANTS]:
+            raise SystemExit(f"no variant called {', '.join(unknown)}; there are: {', '.join(VARIANTS)}")
+    elif options.ablation:
+        names = list(VARIANTS)
+    cores = os.cpu_count() or 1
+    settings = Options(
+        device=options.device,
+        out=options.out or SCRATCH / options.device,
+        cache=options.cache.resolve(),
+        variants=tuple(names),
+        seconds=options.seconds,
+        budget=options.budget_minutes * 60 if options.budget_minutes else None,
+        limit=options.limit,
+        jobs=options.jobs or (max(cores - 1, 1) if simulated else max(min(cores // 2, 10), 1)),
+        cold=options.cold,
+        probe=not options.no_probe,
+        again=options.again,
+        commit=options.commit,
+    )
+    workloads = part(selected(options), options.part)
+    found = Run(settings, show.Progress(console, len(workloads))).all(workloads)
+    console.print((show.simulated_table if simulated else show.timing_table)(found))
+    bad = [result for result in found if result.status in show.BAD]
+    for result in bad:
+        console.print(f"{result.workload}: {result.status}: {result.reason}", highlight=False, markup=False)
+    if options.collect:
+        results.collect(found, options.collect)
+    console.print(f"{len(found)} of {len(workloads)} workloads have results in {settings.out}", highlight=False)
+    return 1 if bad else 0
+
+
+def list_workloads(options: argparse.Namespace) -> int:
+    for w in selected(options):
+        note = f"  (needs {', '.join(w.missing())})" if w.missing() else ""
+        print(f"{w.name:9} {w.suite:11} {w.mode:9} {w.batch:>9,} {w.precision:4}  {w.title}: {w.structure}{note}")
+    return 0
+
+
+def collect(options: argparse.Namespace) -> int:
+    from scripts.bench import results
+
+    found = results.load(options.source)
+    if not found:
+        raise SystemExit(f"no results in {options.source}")
+    names = sorted({results.commit_name(result).replace(" ", "-") for result in found})
+    target = (
+        options.target or DATA / f"{found[0].environment.get('gpu', 'sim').replace(' ', '-').lower()}-{names[0]}.json"
+    )
+    results.collect(found, target)
+    print(f"{len(found)} results of {', '.join(names)} in {target}")
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    from scripts.bench import results
+    from scripts.bench.compare import compared, comparison_table
+
+    changes = compared(results.load(options.old), results.load(options.new), options.threshold)
+    Console().print(comparison_table(changes))
+    return 1 if any(change.verdict == "worse" for change in changes) else 0
+
+
+def page(options: argparse.Namespace) -> int:
+    from scripts.bench.page import publish
+
+    for path in publish(options.data, facts.ROOT / "docs" / "benchmarks", options.pool, plots=not options.no_plots):
+        print(path)
+    return 0
+
+
+def expect(options: argparse.Namespace) -> int:
+    from scripts.bench.regression import refresh
+
+    return refresh(options.names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The goal figures, computed from results: how far each is met, beside stock graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scripts.bench.compare import slower_than_baselines, times
+from scripts.bench.results import Result
+from scripts.bench.stats import geomean
+from scripts.bench.variants import FLOOR, INDUCTOR, OURS, STOCK
+
+MEMORY = ("steady_reserved", "peak_reserved")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal, what was found for it, and over how many workloads."""
+
+    what: str
+    goal: str
+    found: str
+    stock: str
+    verdict: str
+    over: str
+
+
+def good(result: Result, name: str) -> bool:
+    """Whether a variant's numbers may be averaged: it ran, and what it computed is right."""
+    variant = result.variants.get(name)
+    return variant is not None and variant.status in ("ok", "not available")
+
+
+def over(result: Result, name: str, base: str) -> float | None:
+    """Time of `name` over time of `base`; None where one is missing or wrong."""
+    mine, other = result.timing(name), result.timing(base)
+    if mine is None or other is None or not good(result, name) or not good(result, base):
+        return None
+    return mine.throughput_us.median / other.throughput_us.median
+
+
+def extra_bytes(result: Result, name: str, kind: str = "device_to_device") -> float | None:
+    """Bytes a variant copies per iteration beyond the plain call."""
+    mine, plain = result.variants.get(name), result.variants.get(INDUCTOR.name)
+    if not mine or not plain or mine.profile is None or plain.profile is None:
+        return None
+    return mine.profile.copied_bytes.get(kind, 0.0) - plain.profile.copied_bytes.get(kind, 0.0)
+
+
+def memory_ratio(result: Result, name: str, measure: str) -> float | None:
+    mine, plain = result.variants.get(name), result.variants.get(INDUCTOR.name)
+    if not mine or not plain or mine.memory is None or plain.memory is None:
+        return None
+    base = getattr(plain.memory, measure)
+    return getattr(mine.memory, measure) / base if base else None
+
+
+def startup_ratio(result: Result) -> float | None:
+    """Our time to the steady state over stock's, where both compiled from nothing."""
+    ours, stock = result.variants.get(OURS.name), result.variants.get(STOCK.name)
+    if not ours or not stock or ours.startup is None or stock.startup is None:
+        return None
+    if not ours.startup.cache == stock.startup.cache == "cold" or not stock.startup.to_steady_s:
+        return None
+    return ours.startup.to_steady_s / stock.startup.to_steady_s
+
+
+def all_goals(results: Sequence[Result]) -> list[Goal]:
+    paper = [result for result in results if result.facts.get("paper")]
+    inference = [result for result in results if result.facts.get("mode") == "inference"]
+    return [
+        mean_goal("distance to the floor, inference, geomean", 1.10, inference, lambda r, n: over(r, n, FLOOR.name)),
+        never_slower(results),
+        benefit(paper),
+        no_copies(paper),
+        mean_goal(
+            "reserved memory over no graphs, steady, geomean", 1.10, results, lambda r, n: memory_ratio(r, n, MEMORY[0])
+        ),
+        mean_goal(
+            "reserved memory over no graphs, peak, geomean", 1.05, results, lambda r, n: memory_ratio(r, n, MEMORY[1])
+        ),
+    ]
+
+
+def mean_goal(what: str, most: float, results: Sequence[Result], value: Callable[[Result, str], float | None]) -> Goal:
+    """A geometric mean that should stay below `most`."""
+    ours = [v for r in results if (v := value(r, OURS.name)) is not None]
+    stock = [v for r in results if (v := value(r, STOCK.name)) is not None]
+    mine = geomean(ours)
+    verdict = "-" if mine is None else yes(mine <= most)
+    return Goal(what, f"<= {times(most)}", times(mine), times(geomean(stock)), verdict, counted(ours, results))
+
+
+def never_slower(results: Sequence[Result]) -> Goal:
+    found = {r.workload: s for r in results if (s := slower_than_baselines(r)) is not None and good(r, OURS.name)}
+    late = {name: s for name, s in found.items() if s.value > 1.02}
+    sure = [name for name, s in late.items() if s.low > 1.02]
+    worst = max(late, key=lambda name: late[name].value, default=None)
+    text = f"{len(late)} slower ({len(sure)} of them surely)" + (f", worst {worst} {late[worst]}" if worst else "")
+    return Goal(
+        "workloads slower than the better baseline by over 2 %", "0", text if found else "-", "-",
+        yes(not late) if found else "-", counted(found, results),
+    )  # fmt: skip
+
+
+def benefit(paper: Sequence[Result]) -> Goal:
+    """What graphs bring over none, on the paper's workloads that have both."""
+    pairs = [(over(r, INDUCTOR.name, OURS.name), over(r, INDUCTOR.name, STOCK.name)) for r in paper]
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    mine, stock = geomean(a for a, _ in both), geomean(b for _, b in both)
+    verdict = "-" if mine is None or stock is None else yes(mine - 1 >= 2 * (stock - 1))
+    what = "speed-up over no graphs on the paper's 25, geomean"
+    return Goal(what, "benefit at least twice stock's", times(mine), times(stock), verdict, counted(both, paper))
+
+
+def no_copies(paper: Sequence[Result]) -> Goal:
+    ours = {r.workload: b for r in paper if (b := extra_bytes(r, OURS.name)) is not None}
+    stock = [b for r in paper if (b := extra_bytes(r, STOCK.name)) is not None]
+    copying = [name for name, amount in ours.items() if amount > 0]
+    text = f"{len(copying)} copy" + (f": {', '.join(copying)}" if copying else "")
+    what = "workloads of the paper that copy extra bytes on the device"
+    verdict = yes(not copying) if ours else "-"
+    return Goal(what, "0", text if ours else "-", f"{sum(b > 0 for b in stock)} copy", verdict, counted(ours, paper))
+
+
+def yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+def counted(found: object, results: Sequence[Result]) -> str:
+    return f"{len(found)} of {len(results)}"  # type: ignore[arg-type]

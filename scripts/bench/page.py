@@ -1,0 +1,352 @@
+"""The page docs/benchmarks/README.md, from the data and the template; nothing on it is typed by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.bench import goals
+from scripts.bench.compare import times
+from scripts.bench.results import Result, VariantResult, commit_name, load
+from scripts.bench.stats import Ratio, geomean, ratio
+from scripts.bench.variants import ABLATIONS, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
+
+PAPER = Path(__file__).with_name("paper.json")
+TEMPLATE = "page.template.md"
+NOTHING = "Nothing was measured yet."
+
+
+def publish(data: Path, folder: Path, pool: bool, plots: bool) -> list[Path]:
+    """Write the page and its plots; the files written."""
+    results = load(data) if data.is_dir() and any(data.glob("*.json")) else []
+    drawn: dict[str, Path] = {}
+    if plots:
+        from scripts.bench.plots import draw_all
+
+        drawn = draw_all(chosen(results, pool)[0], folder / "plots")
+    text = page((folder / TEMPLATE).read_text(), results, pool, {n: p.relative_to(folder) for n, p in drawn.items()})
+    target = folder / "README.md"
+    target.write_text(text)
+    return [target, *drawn.values()]
+
+
+def chosen(results: Sequence[Result], pool: bool) -> tuple[list[Result], list[Result]]:
+    """The rows that are averaged and shown, and rows of other commits, which are only shown.
+
+    One row a workload, the newest. Without `pool`, averages are over the commit that has most rows (then the newest).
+    """
+    real = [result for result in results if result.environment.get("device") == "cuda"]
+    newest: dict[tuple[str, str], Result] = {}
+    for result in sorted(real, key=lambda result: result.finished):
+        newest[(commit_name(result), result.workload)] = result
+    rows = list(newest.values())
+    by_commit = Counter(commit_name(result) for result in rows)
+    if not by_commit:
+        return [], []
+    latest = {name: max(r.finished for r in rows if commit_name(r) == name) for name in by_commit}
+    main = max(by_commit, key=lambda name: (by_commit[name], latest[name]))
+    seen: dict[str, Result] = {result.workload: result for result in rows if commit_name(result) == main}
+    others: dict[str, Result] = {}
+    for result in sorted(rows, key=lambda result: result.finished):
+        if result.workload not in seen:
+            others[result.workload] = result
+    if pool:
+        return order([*seen.values(), *others.values()]), []
+    return order(seen.values()), order(others.values())
+
+
+def order(results: Iterable[Result]) -> list[Result]:
+    return sorted(results, key=lambda result: (not result.facts.get("paper"), result.workload))
+
+
+def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, Path]) -> str:
+    """The template with every `{{name}}` replaced."""
+    main, others = chosen(results, pool)
+    paper = json.loads(PAPER.read_text())
+    parts: dict[str, Callable[[], str]] = {
+        "origin": lambda: origin(main, others),
+        "goals": lambda: goals_table(main),
+        "speed": lambda: speed_table(main, others),
+        "paper_overall": lambda: paper_overall(main, paper),
+        "paper": lambda: paper_table(main, paper),
+        "differences": lambda: differences(main, paper),
+        "ablation": lambda: ablation_table(main),
+        "resources": lambda: resources_table(main),
+        "accuracy": lambda: accuracy_table(main),
+        "failures": lambda: failures([*main, *others]),
+    }
+
+    def fill(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name.startswith("plot:"):
+            path = plots.get(name[5:])
+            return f"![{name[5:]}]({path})" if path else "(no plot: there is no data for it)"
+        return parts[name]() if main or name == "failures" else NOTHING
+
+    return re.sub(r"\{\{([\w:]+)\}\}", fill, template)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """A Markdown table; the first `left` columns are text."""
+    lines = ["| " + " | ".join(heads) + " |"]
+    lines.append("|" + "|".join("---" if n < left else "---:" for n in range(len(heads))) + "|")
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
+    """Machine, versions, commits, and which rows the averages are over."""
+    where = main[0].environment
+    commits = sorted({commit_name(result) for result in main})
+    lines = [
+        f"{where.get('gpu')}, driver {where.get('driver')}, {where.get('cpu')} ({where.get('cores')} cores); "
+        f"torch {where.get('torch')}, triton {where.get('triton')}, Python {where.get('python')}.",
+        f"{len(main)} workloads measured at commit {', '.join(commits)}, "
+        f"{min(r.finished for r in main)[:10]} to {max(r.finished for r in main)[:10]}.",
+    ]
+    if len(commits) > 1:
+        lines.append("**Averages on this page pool rows of several commits.**")
+    if others:
+        lines.append(f"{len(others)} rows marked with their commit are older and in no average.")
+    machines = {(r.environment.get("gpu"), r.environment.get("torch")) for r in [*main, *others]}
+    if len(machines) > 1:
+        lines.append("**Rows come from several machines or versions: " + "; ".join(map(str, sorted(machines))) + ".**")
+    knobs = {json.dumps(r.configuration.get("knobs", {}), sort_keys=True) for r in main} - {"{}"}
+    if knobs:
+        lines.append("Rows were measured with knobs set: " + "; ".join(sorted(knobs)) + ".")
+    return "\n".join(lines)
+
+
+def goals_table(main: Sequence[Result]) -> str:
+    rows = [(g.what, g.goal, g.found, g.stock, g.verdict, g.over) for g in goals.all_goals(main)]
+    return table(("what", "goal", "ours", "stock graphs", "met", "over"), rows, left=1)
+
+
+def speed_table(main: Sequence[Result], others: Sequence[Result]) -> str:
+    heads = ["workload", "model", "mode", "batch", "no graphs", "stock", "ours", "ours over stock"]
+    heads += ["stock to the floor", "ours to the floor", "p99 stock", "p99 ours"]
+    rows: list[tuple[Any, ...]] = []
+    for result in [*main, *others]:
+        name = result.workload if result in main else f"{result.workload} ({commit_name(result)})"
+        plain = result.timing(INDUCTOR.name)
+        rows.append(
+            (
+                name,
+                result.facts.get("title"),
+                result.facts.get("mode"),
+                f"{result.facts.get('batch', 0):,}",
+                microseconds(plain.throughput_us.median if plain else None),
+                gain(result, STOCK.name, INDUCTOR.name),
+                gain(result, OURS.name, INDUCTOR.name),
+                gain(result, OURS.name, STOCK.name),
+                times(goals.over(result, STOCK.name, FLOOR.name)),
+                times(goals.over(result, OURS.name, FLOOR.name)),
+                times(tail(result, STOCK.name)),
+                times(tail(result, OURS.name)),
+            )
+        )
+    means = [geomean(v for r in main if (v := goals.over(r, INDUCTOR.name, n))) for n in (STOCK.name, OURS.name)]
+    both = geomean(v for r in main if (v := goals.over(r, STOCK.name, OURS.name)))
+    floors = [geomean(v for r in main if (v := goals.over(r, n, FLOOR.name))) for n in (STOCK.name, OURS.name)]
+    rows.append(("**geomean**", "", "", "", "", *(times(v) for v in (*means, both, *floors)), "", ""))
+    return table(heads, rows, left=3)
+
+
+def gain(result: Result, name: str, over: str) -> str:
+    """How many times faster, with its interval; the reason where there is no time."""
+    mine, other = result.timing(name), result.timing(over)
+    if mine is None or other is None:
+        return result.variants.get(name, VariantResult("-")).status
+    found: Ratio = ratio(other.rounds_throughput_us, mine.rounds_throughput_us)
+    mark = "" if result.variants[name].status == "ok" else f" ({result.variants[name].status})"
+    return f"{found}{mark}"
+
+
+def tail(result: Result, name: str) -> float | None:
+    mine, plain = result.timing(name), result.timing(INDUCTOR.name)
+    return mine.latency_us.p99 / plain.latency_us.p99 if mine and plain else None
+
+
+def microseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} us"
+
+
+def paper_overall(main: Sequence[Result], paper: dict[str, Any]) -> str:
+    """The paper's averages beside ours over its workloads."""
+    own = [result for result in main if result.facts.get("paper")]
+    rows = []
+    labels = {"geomean_stock": "stock graphs over none, geomean", "geomean_ours": "all techniques over none, geomean"}
+    for key, name in (("geomean_stock", STOCK.name), ("geomean_ours", OURS.name)):
+        mark = " (read from a figure)" if key in paper["second_hand"] else ""
+        values = [v for r in own if (v := goals.over(r, INDUCTOR.name, name))]
+        rows.append((labels[key], f"{times(paper['overall'][key])}{mark}", times(geomean(values)), len(values)))
+    over_stock = [v for r in own if (v := goals.over(r, STOCK.name, OURS.name))]
+    rows.append(
+        ("best over stock graphs", times(paper["overall"]["best_over_stock"]), best(over_stock), len(over_stock))
+    )
+    slower = [v for r in own if (v := goals.over(r, INDUCTOR.name, STOCK.name))]
+    count = f"{sum(v < 0.97 for v in slower)} of {len(slower)}"
+    rows.append(
+        (
+            "stock graphs slower than none by 3 % or more",
+            f"{paper['overall']['slower_than_none']} of 25",
+            count,
+            len(slower),
+        )
+    )
+    cold = [v for r in own if (v := goals.startup_ratio(r))]
+    average = times(sum(cold) / len(cold)) if cold else "-"
+    rows.append(
+        (
+            "time to the steady state over stock's (paper: compile time)",
+            times(paper["overall"]["compile_ratio"]),
+            average,
+            len(cold),
+        )
+    )
+    return table(("figure", "paper", "here", "workloads"), rows)
+
+
+def best(values: Sequence[float]) -> str:
+    return times(max(values)) if values else "-"
+
+
+def paper_table(main: Sequence[Result], paper: dict[str, Any]) -> str:
+    """Every figure that the paper gives for a workload, beside ours."""
+    rows = []
+    for result in main:
+        published = paper["workloads"].get(result.workload)
+        if not published:
+            continue
+        stock, ours = (result.variants.get(n, VariantResult()) for n in (STOCK.name, OURS.name))
+        for key, value in published.items():
+            what, theirs, here = PUBLISHED[key](value, result, stock, ours)
+            rows.append((result.workload, what, theirs, here))
+    return table(("workload", "figure", "paper", "here"), rows, left=2) if rows else "None of the paper's workloads."
+
+
+def _share(variant: VariantResult) -> str:
+    profile = variant.profile
+    return f"{100 * profile.kernels_in_graphs / profile.kernels:.2f} %" if profile and profile.kernels else "-"
+
+
+def _bytes(result: Result, name: str) -> str:
+    value = goals.extra_bytes(result, name)
+    return "-" if value is None else human_bytes(value)
+
+
+def _gain_of(result: Result, technique: str) -> str:
+    found = goals.over(result, f"ours-no-{technique}", OURS.name)
+    return times(found) if found else result.variants.get(f"ours-no-{technique}", VariantResult("not measured")).status
+
+
+# The paper's figure -> its row: what it is, its value there, its value here.
+PUBLISHED: dict[str, Callable[[float, Result, VariantResult, VariantResult], tuple[str, str, str]]] = {
+    "over_stock": lambda v, r, s, o: ("over stock graphs", times(v), times(goals.over(r, STOCK.name, OURS.name))),
+    "stock_over_none": lambda v, r, s, o: (
+        "stock graphs over none", times(v), times(goals.over(r, INDUCTOR.name, STOCK.name))
+    ),
+    "transform_over_stock": lambda v, r, s, o: (
+        "code transformation (paper: alone over stock; here: with it over without)", times(v), _gain_of(r, "transform")
+    ),
+    "addresses_gain": lambda v, r, s, o: (
+        "addresses as parameters (with over without)", times(1 + v), _gain_of(r, "addresses")
+    ),
+    "in_graphs_stock": lambda v, r, s, o: ("kernels in graphs, stock", f"{v:.2f} %", _share(s)),
+    "in_graphs_ours": lambda v, r, s, o: ("kernels in graphs, ours", f"{v:.2f} %", _share(o)),
+    "copied_stock": lambda v, r, s, o: ("bytes copied, stock", human_bytes(v), _bytes(r, STOCK.name)),
+    "copied_ours": lambda v, r, s, o: ("bytes copied, ours", human_bytes(v), _bytes(r, OURS.name)),
+}  # fmt: skip
+
+
+def differences(main: Sequence[Result], paper: dict[str, Any]) -> str:
+    """The paper's setup beside this one, and what is built otherwise."""
+    here, there = main[0].environment, paper["setup"]
+    rows = [(key, there[key], here.get(key, "-")) for key in ("gpu", "cpu", "cuda", "torch")]
+    own = [r.workload for r in main if r.facts.get("paper") and r.facts.get("source") == "ours"]
+    lines = [table(("", "paper", "here"), rows, left=3)]
+    lines.append("")
+    lines.append(f"The paper ran {there['runs']}; here mixed precision means bf16 and not fp16, without a loss scaler.")
+    lines.append("Dropout keeps its kernels and random numbers but drops nothing, so that eager is a reference.")
+    if own:
+        lines.append(f"Written for this benchmark after public descriptions, same sizes: {', '.join(own)}.")
+    return "\n".join(lines)
+
+
+def ablation_table(main: Sequence[Result]) -> str:
+    """Our time without a technique over our time with it."""
+    rows = []
+    for result in main:
+        cells = [gain(result, OURS.name, v.name) for v in ABLATIONS if v.name in result.variants]
+        if cells:
+            rows.append((result.workload, *(ablation_cell(result, v.name) for v in ABLATIONS)))
+    heads = ("workload", *(f"without {v.without}" for v in ABLATIONS))
+    return table(heads, rows) if rows else "Not measured in these rows."
+
+
+def ablation_cell(result: Result, name: str) -> str:
+    variant = result.variants.get(name)
+    if variant is None:
+        return "-"
+    return times(goals.over(result, name, OURS.name)) if variant.timing else variant.status
+
+
+def resources_table(main: Sequence[Result]) -> str:
+    heads = ["workload", "copied, stock", "copied, ours", "host to device, stock", "host to device, ours"]
+    heads += ["kernels", "in graphs, stock", "in graphs, ours", "steady memory, stock", "steady memory, ours"]
+    heads += ["peak, stock", "peak, ours", "to steady, stock", "to steady, ours", "recordings", "cuts"]
+    rows = []
+    for result in main:
+        stock, ours = (result.variants.get(n, VariantResult()) for n in (STOCK.name, OURS.name))
+        graphs, profile = ours.graphs, ours.profile
+        memory = [times(goals.memory_ratio(result, n, f)) for f in goals.MEMORY for n in (STOCK.name, OURS.name)]
+        host = [human(goals.extra_bytes(result, n, "host_to_device")) for n in (STOCK.name, OURS.name)]
+        start = [f"{v.startup.to_steady_s:.1f} s ({v.startup.cache})" if v.startup else "-" for v in (stock, ours)]
+        counted = [graphs.recordings, len(graphs.cuts)] if graphs else ["-", "-"]
+        copied = [_bytes(result, STOCK.name), _bytes(result, OURS.name)]
+        kernels = f"{profile.kernels:,.0f}" if profile else "-"
+        rows.append((result.workload, *copied, *host, kernels, _share(stock), _share(ours), *memory, *start, *counted))
+    return table(heads, rows)
+
+
+def human(value: float | None) -> str:
+    return "-" if value is None else human_bytes(value)
+
+
+def human_bytes(value: float) -> str:
+    """Bytes in decimal units, as the paper writes them."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,.0f} B"
+
+
+def accuracy_table(main: Sequence[Result]) -> str:
+    rows = []
+    for result in main:
+        found = [result.variants.get(n, VariantResult()).accuracy for n in (INDUCTOR.name, STOCK.name, OURS.name)]
+        ours = found[2]
+        errors = [f"{a.against_eager:.1e}" if a else "-" for a in found]
+        same = "-" if ours is None or ours.against_plain is None else f"{ours.against_plain:.1e}"
+        intact = "-" if ours is None or ours.survives is None else "yes" if ours.survives else "NO"
+        rows.append((result.workload, *errors, same, f"{ours.tolerance:.1e}" if ours else "-", intact))
+    heads = ("workload", "no graphs", "stock", "ours", "ours against no graphs", "allowed", "intact")
+    return table(heads, rows)
+
+
+def failures(results: Sequence[Result]) -> str:
+    """Every workload and variant without a good answer, with its reason."""
+    rows = []
+    for result in results:
+        if result.status != "ok":
+            rows.append((result.workload, "", result.status, result.reason or ""))
+        for name, variant in result.variants.items():
+            if variant.status not in ("ok", "not available"):
+                rows.append((result.workload, VARIANTS[name].label, variant.status, variant.reason or ""))
+            elif name == FLOOR.name and variant.reason:
+                rows.append((result.workload, "floor", "from kernels", variant.reason))
+    return table(("workload", "variant", "status", "reason"), rows, left=4) if rows else "Nothing."

@@ -1,0 +1,101 @@
+"""Expectations for simulated workloads: counts that need no clock, so that any machine sees a regression.
+
+`tests/regression/expected/torch-X.Y.json` holds them, one file per torch minor version because Inductor decides
+how many kernels there are. `python -m scripts.bench expect` refreshes them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from scripts.bench import facts
+from scripts.bench.registry import Workload, choose
+from scripts.bench.results import Graphs, VariantResult, decode, write_json
+
+EXPECTED = facts.ROOT / "tests" / "regression" / "expected"
+# What `make test` runs: an inference of many kernels, many inputs with one written in place, a training step.
+TESTED = ("MLP8", "TKE", "RL-PPO")
+KEYS = ("functions", "replayed", "recordings", "kernels_inside", "slots", "updates", "staged", "python_calls", "cuts")
+MORE_IS_WORSE = ("functions", "recordings", "updates", "staged", "python_calls")
+LESS_IS_WORSE = ("replayed", "kernels_inside")
+
+
+def path() -> Path:
+    """The file for the torch that is installed."""
+    from importlib import metadata
+
+    major, minor = metadata.version("torch").split(".")[:2]
+    return EXPECTED / f"torch-{major}.{minor}.json"
+
+
+def expected() -> dict[str, dict[str, Any]]:
+    """Expectations by workload; none where this torch has no file."""
+    return json.loads(path().read_text()) if path().exists() else {}
+
+
+def counts(graphs: Graphs) -> dict[str, Any]:
+    """The part of a report that is an expectation."""
+    return {key: value for key, value in asdict(graphs).items() if key in KEYS}
+
+
+def worse(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What got worse, one line each; better is not a complaint."""
+    lines = []
+    for key in MORE_IS_WORSE:
+        if found[key] > wanted[key]:
+            lines.append(f"{key}: {found[key]}, expected at most {wanted[key]}")
+    for key in LESS_IS_WORSE:
+        if found[key] < wanted[key]:
+            lines.append(f"{key}: {found[key]}, expected at least {wanted[key]}")
+    if found["slots"].get("copy", 0) > wanted["slots"].get("copy", 0):
+        lines.append(f"slots: {found['slots']}, expected {wanted['slots']}")
+    lines += [f"a new cut: {cut}" for cut in found["cuts"] if cut not in wanted["cuts"]]
+    return lines
+
+
+def simulated(workload: Workload) -> tuple[VariantResult, dict[str, Any]]:
+    """Run a workload in this process; our variant's result and its counts."""
+    from scripts.bench.worker import simulate
+
+    variants = simulate(workload)["variants"]
+    failures = [f"{name}: {v['status']}: {v['reason']}" for name, v in variants.items() if v["status"] != "ok"]
+    if failures:
+        raise AssertionError(f"{workload.name}: " + "; ".join(failures))
+    ours: VariantResult = decode(VariantResult, variants["ours"])
+    assert ours.graphs is not None
+    return ours, counts(ours.graphs)
+
+
+def refresh(names: list[str]) -> int:
+    """Write what the named workloads do now, each in a process of its own; without names, those already there."""
+    from scripts.bench.run import Options, Run
+
+    known = expected()
+    workloads = choose(names or known or TESTED)
+    scratch = facts.ROOT / ".cache" / "bench"
+    options = Options(
+        device="sim",
+        out=scratch / "expect",
+        cache=scratch / "cache",
+        variants=("eager", "inductor", "ours"),
+        limit=900,
+        again=True,
+    )
+    bad = 0
+    for result in Run(options, lambda workload, state, _: print(workload.name, state)).all(workloads):
+        ours = result.variants.get("ours")
+        if result.status != "ok" or ours is None or ours.graphs is None:
+            print(f"{result.workload}: {result.status}: {result.reason}; its expectation stays", file=sys.stderr)
+            bad += result.status != "skipped"
+            continue
+        now = counts(ours.graphs)
+        before = known.get(result.workload)
+        for line in worse(now, before) if before else ():
+            print(f"{result.workload} is worse than before: {line}")
+        known[result.workload] = now
+        write_json(path(), dict(sorted(known.items())))
+    return 1 if bad else 0

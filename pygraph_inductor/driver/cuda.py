@@ -6,18 +6,17 @@ Launches are torch's own `CUDAGraph.replay`: it advances the philox offset, whic
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.libcuda import DriverError, KernelParameters, bindings, checked
+from pygraph_inductor.driver.libcuda import Copy, DriverError, Fill, Kernel, bindings, checked
 from pygraph_inductor.driver.protocol import (
-    Area,
     CaptureFailed,
+    NativeGraph,
     Node,
     NodeKind,
     RandomState,
@@ -31,12 +30,8 @@ from pygraph_inductor.driver.stand_ins import AllocatedRange, MappedRange, suppo
 _empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, eq=False)
-class _Handle:
-    """What updating one node takes besides its areas."""
-
-    node: Any
-    parameters: Any = None
+Parameters = Kernel | Copy | Fill
+_NATIVE_KINDS = {NodeKind.KERNEL: 0, NodeKind.MEMCPY: 1, NodeKind.MEMSET: 2}  # launcher.c: enum NodeKind
 
 
 class CudaGraph:
@@ -45,105 +40,74 @@ class CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self.closed = False
         self._graph = graph
-        self._executable: Any = None
-        self._context = checked(bindings().cuCtxGetCurrent())
+        self._executable = 0
         cu = bindings()
+        self._context = int(checked(cu.cuCtxGetCurrent()))
         template = cu.CUgraph(graph.raw_cuda_graph())
         count = checked(cu.cuGraphGetNodes(template, 0))[1]
         handles = checked(cu.cuGraphGetNodes(template, count))[0] if count else []
-        self._handles: list[_Handle] = []
+        self._handles = [int(handle) for handle in handles]
         nodes: list[Node] = []
+        self._parameters: list[Parameters | None] = []
         for index, handle in enumerate(handles):
             node, parameters = _read_node(index, handle)
             nodes.append(node)
-            self._handles.append(_Handle(handle, parameters))
+            self._parameters.append(parameters)
         self.nodes: tuple[Node, ...] = tuple(nodes)
 
     def instantiate(self) -> None:
         self._graph.instantiate()
-        self._executable = bindings().CUgraphExec(self._graph.raw_cuda_graph_exec())
+        self._executable = int(self._graph.raw_cuda_graph_exec())
 
     def update(self, node: Node) -> None:
-        handle = self._handles[node.index]
+        handle, parameters = self._handles[node.index], self._parameters[node.index]
+        if parameters is None:
+            raise UpdateRefused(f"a {node.name} node has no parameters that we can rewrite")
         try:
-            if node.kind is NodeKind.KERNEL:
-                self._update_kernel(handle)
-            elif node.kind is NodeKind.MEMCPY:
-                self._update_memcpy(node, handle)
-            elif node.kind is NodeKind.MEMSET:
-                self._update_memset(node, handle)
+            if self._executable:
+                parameters.set_in_exec(self._executable, handle, self._context)
             else:
-                raise UpdateRefused(f"a {node.name} node has no parameters that we can rewrite")
+                parameters.set_in_graph(handle)
         except DriverError as error:
             raise UpdateRefused(f"{node.name}: {error}") from error
-
-    def _update_kernel(self, handle: _Handle) -> None:
-        if self._executable is None:
-            handle.parameters.set_in_graph(int(handle.node))
-        else:
-            handle.parameters.set_in_exec(int(self._executable), int(handle.node))
-
-    def _update_memcpy(self, node: Node, handle: _Handle) -> None:
-        cu = bindings()
-        (area,) = node.areas
-        copy = handle.parameters
-        copy.dstDevice = cu.CUdeviceptr(area.word(0))
-        copy.srcDevice = cu.CUdeviceptr(area.word(8))
-        if self._executable is None:
-            checked(cu.cuGraphMemcpyNodeSetParams(handle.node, copy))
-        else:
-            checked(cu.cuGraphExecMemcpyNodeSetParams(self._executable, handle.node, copy, self._context))
-
-    def _update_memset(self, node: Node, handle: _Handle) -> None:
-        cu = bindings()
-        (area,) = node.areas
-        fill = handle.parameters
-        fill.dst = cu.CUdeviceptr(area.word(0))
-        if self._executable is None:
-            checked(cu.cuGraphMemsetNodeSetParams(handle.node, fill))
-        else:
-            checked(cu.cuGraphExecMemsetNodeSetParams(self._executable, handle.node, fill, self._context))
 
     def replay(self) -> None:
         self._graph.replay()
 
+    def native(self) -> NativeGraph:
+        return NativeGraph(
+            replay=functools.partial(torch._C._CUDAGraph.replay, self._graph),
+            executable=self._executable,
+            context=self._context,
+            nodes=tuple(
+                (_NATIVE_KINDS[node.kind], handle, parameters.params) if parameters is not None else None
+                for node, handle, parameters in zip(self.nodes, self._handles, self._parameters, strict=True)
+            ),
+        )
+
     def close(self) -> None:
         self.closed = True
-        self._executable = None
+        self._executable = 0
         self._graph.reset()
 
 
-def _read_node(index: int, handle: Any) -> tuple[Node, Any]:
-    cu = bindings()
-    node_type = checked(cu.cuGraphNodeGetType(handle))
+def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
+    node_type = checked(bindings().cuGraphNodeGetType(handle))
     short = node_type.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
     if short == "kernel":
-        kernel = KernelParameters(int(handle))
+        kernel = Kernel(int(handle))
         return Node(index, NodeKind.KERNEL, kernel.name, kernel.areas, kernel.identity), kernel
     if short == "memcpy":
-        copy = checked(cu.cuGraphMemcpyNodeGetParams(handle))
-        if _is_flat_device_copy(copy):
-            words = ctypes.string_at(ctypes.byref((ctypes.c_uint64 * 2)(int(copy.dstDevice), int(copy.srcDevice))), 16)
-            return Node(index, NodeKind.MEMCPY, "memcpy", (Area(words),), (copy.WidthInBytes,)), copy
+        copy = Copy(int(handle))
+        if copy.is_flat_device_copy:
+            return Node(index, NodeKind.MEMCPY, copy.name, copy.areas, copy.identity), copy
         return Node(index, NodeKind.OTHER, "memcpy with a host side"), None
     if short == "memset":
-        fill = checked(cu.cuGraphMemsetNodeGetParams(handle))
-        shape = (fill.width, fill.height, fill.pitch, fill.elementSize, fill.value)
-        return Node(index, NodeKind.MEMSET, "memset", (Area(int(fill.dst).to_bytes(8, "little")),), shape), fill
+        fill = Fill(int(handle))
+        return Node(index, NodeKind.MEMSET, fill.name, fill.areas, fill.identity), fill
     if short == "empty":
         return Node(index, NodeKind.EMPTY, short), None
     return Node(index, NodeKind.OTHER, short), None
-
-
-def _is_flat_device_copy(copy: Any) -> bool:
-    device = bindings().CUmemorytype.CU_MEMORYTYPE_DEVICE
-    return (
-        copy.srcMemoryType == device
-        and copy.dstMemoryType == device
-        and copy.Height <= 1
-        and copy.Depth <= 1
-        and copy.WidthInBytes > 0
-    )
 
 
 @contextlib.contextmanager
@@ -259,6 +223,9 @@ class CudaDriver:
 
     def current_stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self.device)
+
+    def stream_id(self, stream: torch.cuda.Stream) -> int:
+        return int(stream.cuda_stream)
 
     def follow(self, stream: torch.cuda.Stream) -> None:
         self.current_stream().wait_stream(stream)

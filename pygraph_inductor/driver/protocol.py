@@ -69,8 +69,8 @@ class Area:
 class Node:
     """One node of a captured graph with our copy of its parameters.
 
-    Kernel: one area per parameter, or one packed buffer. Memcpy: one area of 16 bytes, destination then source.
-    Memset: one area of 8 bytes, the destination. Other kinds: no areas. `identity` is everything else that two
+    Kernel: one area per parameter, or one packed buffer. Memcpy and memset: one area, the driver's struct or words
+    that hold the addresses. Other kinds: no areas. `identity` is everything else that two
     captures of the same work must agree on (function, launch shape, bytes).
     """
 
@@ -90,6 +90,20 @@ class Reservation(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class NativeGraph:
+    """What the launcher in C needs to update and launch a graph.
+
+    `nodes` has, per node, its kind in launcher.c, its handle and the address of its parameters; None where only
+    `Graph.update` can serve it. `executable` and `context` are handles, 0 where there is no device.
+    """
+
+    replay: Callable[[], None]
+    executable: int
+    context: int
+    nodes: tuple[tuple[int, int, int] | None, ...]
+
+
 class Graph(Protocol):
     """A captured graph. `update` before `instantiate` changes the template, afterwards the executable graph."""
 
@@ -106,6 +120,9 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Launch on the current stream; advances the registered generators as one plain call would."""
+
+    def native(self) -> NativeGraph:
+        """Handles for the launcher in C; only after `instantiate`, and until `close`."""
 
     def close(self) -> None: ...
 
@@ -157,6 +174,9 @@ class Driver(Protocol):
 
     def current_stream(self) -> Any:
         """A hashable, comparable handle of the current stream."""
+
+    def stream_id(self, stream: Any) -> int:
+        """The number by which the launcher in C knows a stream."""
 
     def follow(self, stream: Any) -> None:
         """Make the current stream wait for what was submitted to `stream` so far."""

@@ -18,7 +18,16 @@ from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defi
 from pygraph_inductor.driver.arena import AddressRange, Arena, MemoryPool
 from pygraph_inductor.driver.capturing import Faults, HostReadMode, NotPermitted, OperatorMode, Recorder
 from pygraph_inductor.driver.frozen_launch import Launch, tensor_at, undisturbed
-from pygraph_inductor.driver.protocol import Area, CaptureFailed, Node, RandomState, Reservation, T, UpdateRefused
+from pygraph_inductor.driver.protocol import (
+    Area,
+    CaptureFailed,
+    NativeGraph,
+    Node,
+    RandomState,
+    Reservation,
+    T,
+    UpdateRefused,
+)
 
 
 class _ThreadState(threading.local):
@@ -78,6 +87,9 @@ class SimulatedGraph:
     @property
     def closed(self) -> bool:
         return self._pool is None
+
+    def native(self) -> NativeGraph:
+        return NativeGraph(self.replay, 0, 0, (None,) * len(self.nodes))
 
     def close(self) -> None:
         if self._pool is not None:
@@ -195,6 +207,9 @@ class SimulatedDriver:
     def is_capturing(self) -> bool:
         # A node that is being replayed stands for launches inside the graph: nothing may be captured from within.
         return _thread.recorder is not None or _thread.replaying
+
+    def stream_id(self, stream: Hashable) -> int:
+        return 0
 
     def current_stream(self) -> Hashable:
         return _thread.stream

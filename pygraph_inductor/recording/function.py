@@ -16,10 +16,11 @@ import torch
 
 from pygraph_inductor.driver.protocol import Driver
 from pygraph_inductor.recording.facts import Facts
-from pygraph_inductor.recording.inputs import Refusal, examine, overlaps
+from pygraph_inductor.recording.inputs import Call, Overlaps, Refusal, examine, overlaps
 from pygraph_inductor.recording.plain import run_plainly
 from pygraph_inductor.recording.pools import pool_for
 from pygraph_inductor.recording.record import Attempt, Recording, Request, record
+from pygraph_inductor.replay import native
 from pygraph_inductor.replay.plan import Layout
 from pygraph_inductor.replay.player import ReplayFailed
 from pygraph_inductor.reporting import FunctionFacts
@@ -48,7 +49,9 @@ class RecordedFunction:
         self._run = run
         self._facts = facts
         self._driver = driver
-        self._log = register(FunctionFacts(facts.name, facts.kind, facts.source, str(facts.device)))
+        self._log = register(FunctionFacts(facts.name, facts.kind, facts.source, str(facts.device)), self.refresh)
+        self._front: Any | None = None
+        self._replays_of_retired = 0
         # Guards the entries. No other lock is taken while it is held; a pool's lock may be held when it is taken.
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
@@ -59,9 +62,28 @@ class RecordedFunction:
         if facts.once_only and self._refusal is None:
             self._refusal = Refusal("it must not be executed an extra time, so it cannot be verified")
 
+    def entry(self) -> Callable[[list[Any]], Any]:
+        """What to call: the launcher in C in front of this function, where there is one, else the function."""
+        compiled = native.module() if self._refusal is None else None
+        if compiled is None:
+            return self
+        if self._front is None:
+            self._front = compiled.Front(self)
+        return self._front
+
+    def refresh(self) -> None:
+        """Bring the reported counts up to date."""
+        with self._lock:
+            recordings = [entry for entry in self._entries.values() if isinstance(entry, Recording)]
+            self._log.replays = self._replays_of_retired + sum(recording.count() for recording in recordings)
+            self._log.calls = self._log.plain_calls + self._log.replays
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at interpreter exit anything may be gone
+            self.refresh()
+
     def __call__(self, inputs: list[Any]) -> Any:
         """One call; consumes `inputs`. Raises what the function raises."""
-        self._log.calls += 1
         if self._refusal is not None:
             return self._plain(inputs, self._refusal)
         with self._driver.guard():
@@ -86,6 +108,8 @@ class RecordedFunction:
                 self._entries.move_to_end(key)
             elif self._may_be_recorded(inputs):
                 self._remember(key, _Seen())
+            else:
+                entry = Refusal("Inductor's options exclude it: cudagraph_skip_dynamic_graphs, cudagraph_capture_sizes")
         if isinstance(entry, Recording):
             return self._replay(inputs, key, entry)
         if isinstance(entry, _Seen):
@@ -98,9 +122,7 @@ class RecordedFunction:
         call = examine(inputs, self._driver)
         if isinstance(call, Refusal):
             return call
-        tensors = [inputs[position] for position in call.slots]
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        return call.key, overlaps(addresses, [Layout.of(tensor).span for tensor in tensors])
+        return call.key, _overlaps_of(inputs, call)
 
     def _may_be_recorded(self, inputs: Sequence[Any]) -> bool:
         """Inductor's options about dynamic shapes: which values of its int inputs a function is recorded for."""
@@ -117,8 +139,9 @@ class RecordedFunction:
         self._entries[key] = entry
         self._entries.move_to_end(key)
         cap = max(self._facts.settings.max_recordings, 0)
-        recorded = [old for old, value in self._entries.items() if isinstance(value, Recording)]
-        for old in recorded[: max(len(recorded) - cap, 0)]:
+        recorded = [(value.last_used(), old) for old, value in self._entries.items() if isinstance(value, Recording)]
+        recorded.sort(key=lambda pair: pair[0])
+        for _, old in recorded[: max(len(recorded) - cap, 0)]:
             self._retire(old)
         while len(self._entries) > max(cap, 1) * _KEYS_PER_RECORDING:
             self._retire(next(iter(self._entries)))
@@ -128,6 +151,9 @@ class RecordedFunction:
         entry = self._entries.pop(key, None)
         if isinstance(entry, Recording):
             self._retired.append(entry)
+            self._replays_of_retired += entry.count()
+            if self._front is not None and entry.launcher is not None:
+                self._front.remove(entry.launcher)
             self._log.retired += 1
             with contextlib.suppress(ValueError):
                 self._log.recordings.remove(entry.log)
@@ -161,10 +187,9 @@ class RecordedFunction:
                         self._retire(key)
                 return self._after_error(inputs, error)
             result = player.launch(inputs, prepared)
-        self._log.replays += 1
-        recording.log.replays += 1
-        recording.log.updates = player.updates
-        recording.log.staged = player.staged
+            recording.replayed_in_python()
+        if self._front is not None and recording.launcher is not None and not self._front.holds(recording.launcher):
+            self._front.add(recording.launcher)  # the next such call need not come here
         inputs.clear()
         return result
 
@@ -185,8 +210,26 @@ class RecordedFunction:
             inputs.clear()
             pool.enter()
             attempt = record(request)
+            if attempt.recording is not None and self._front is not None:
+                self._give_launcher(attempt.recording, request)
             self._settle(key, attempt)
         return attempt.result
+
+    def _give_launcher(self, recording: Recording, request: Request) -> None:
+        try:
+            recording.launcher = native.launcher_for(
+                recording.player,
+                recording.graph,
+                self._driver,
+                request.inputs,
+                bool(_overlaps_of(request.inputs, request.call)),
+                recording.pool,
+            )
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            warn_once(self._facts, reason, "its replays go through Python, which is slower")
+        if recording.launcher is not None and self._front is not None:
+            self._front.add(recording.launcher)
 
     def _settle(self, key: Hashable, attempt: Attempt) -> None:
         self._log.plain_calls += 1
@@ -227,6 +270,11 @@ class RecordedFunction:
             checked = self._facts.checked_inputs
             self._checked = frozenset(checked(inputs) if callable(checked) else checked)
         return self._checked
+
+
+def _overlaps_of(inputs: Sequence[Any], call: Call) -> Overlaps:
+    tensors = [inputs[position] for position in call.slots]
+    return overlaps([tensor.data_ptr() for tensor in tensors], [Layout.of(tensor).span for tensor in tensors])
 
 
 _drivers: dict[torch.device, Driver] = {}

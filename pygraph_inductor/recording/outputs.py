@@ -51,6 +51,7 @@ class _Sources:
             if buffer.foreign
             for position in buffer.foreign.positions
         }
+        self._whole: set[int] = set()  # the foreign buffers that an output is as a whole
         self._buffer_layouts = [buffer.layout for buffer in work.buffers]
         for position, value in enumerate(captured.arguments):
             if isinstance(value, torch.Tensor):
@@ -69,9 +70,11 @@ class _Sources:
         key = storage_key(value)
         if position in self._foreign:
             number = self._foreign[position]
-            whole = self._buffer_layouts[number] == Layout.of(value)
-            offset = _start(value)
-            return FromAllocation(number, None if whole else Layout.of(value), offset)
+            # Two positions are two objects (`Again` aside), so only one of them can be the buffer itself.
+            whole = self._buffer_layouts[number] == Layout.of(value) and number not in self._whole
+            if whole:
+                self._whole.add(number)
+            return FromAllocation(number, None if whole else Layout.of(value), _start(value))
         if key in self._buffers:
             number, base = self._buffers[key]
             return FromAllocation(number, *_view_of(base, value))

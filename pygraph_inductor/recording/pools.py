@@ -6,6 +6,7 @@ waits for what the stream before it submitted.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from typing import Any
@@ -19,6 +20,8 @@ class Pool:
     def __init__(self, driver: Driver, stream: Any) -> None:
         self.lock = threading.RLock()
         self._driver = driver
+        # The last stream's number, where launchers can see it.
+        self.stream_word = ctypes.c_uint64(driver.stream_id(stream))
         self._last_stream = stream
         self._handle: Any = None
         self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
@@ -44,6 +47,11 @@ class Pool:
         if stream != self._last_stream:
             self._driver.follow(self._last_stream)
             self._last_stream = stream
+            self.stream_word.value = self._driver.stream_id(stream)
+
+    def is_usual(self) -> bool:
+        """Whether a replay may start at once: the stream is that of the last one, and nobody captures it."""
+        return self._driver.current_stream() == self._last_stream and not self._driver.is_capturing()
 
 
 _lock = threading.Lock()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,13 +40,36 @@ class Recording:
     pool: Pool
     generators: tuple[torch.Generator, ...]
     log: RecordingFacts
+    launcher: Any | None = None
     closed: bool = False
+    python_replays: int = 0
+    python_used: int = field(default_factory=time.monotonic_ns)
 
     def close(self) -> None:
         """Give the graph and its share of the pool back, once nobody replays it."""
         with self.pool.lock:
             self.closed = True
+            if self.launcher is not None:
+                self.launcher.close()
             self.graph.close()
+
+    def replayed_in_python(self) -> None:
+        """Count a replay that the launcher did not make."""
+        self.python_replays += 1
+        self.python_used = time.monotonic_ns()
+
+    def last_used(self) -> int:
+        """When it served last, in ns of the monotonic clock."""
+        native_used = self.launcher.counts()[2] if self.launcher is not None else 0
+        return max(native_used, self.python_used)
+
+    def count(self) -> int:
+        """Bring the log up to date; returns the replays so far."""
+        calls, updates, _ = self.launcher.counts() if self.launcher is not None else (0, 0, 0)
+        self.log.replays = self.python_replays + calls
+        self.log.updates = self.player.updates + updates
+        self.log.staged = self.player.staged
+        return self.log.replays
 
 
 @dataclass

@@ -5,6 +5,7 @@ The last step of a call. It knows the plan, the graph and the driver, nothing of
 
 from __future__ import annotations
 
+import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,10 +53,10 @@ class Player:
         self._graph = graph
         self._driver = driver
         self._staging = staging
-        # Where the graph was told each slot is; None: it has to be told (again).
-        self._known: list[int | None] = [
-            staging[number].data_ptr() if number in staging else None for number in range(len(plan.slots))
-        ]
+        # Where the graph was told each slot is, shared with the launcher in C; 0: it has to be told (again).
+        self.known = array.array(
+            "Q", [staging[number].data_ptr() if number in staging else 0 for number in range(len(plan.slots))]
+        )
 
     def rebase(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Before instantiation: tell copies and fills where this call's tensors are. Returns its outputs, to be held.
@@ -100,11 +101,15 @@ class Player:
         for number, buffer in prepared.copies.items():
             if plan.slots[number].written:
                 copy_contents(prepared.holders[number], buffer)
-        for position, times in plan.version_bumps:
+        self.raise_versions(inputs)
+        return self._returned(inputs, prepared.fresh)
+
+    def raise_versions(self, inputs: Sequence[Any]) -> None:
+        """Let autograd see the mutations that the plain call would have shown it."""
+        for position, times in self.plan.version_bumps:
             if not inputs[position].is_inference():
                 for _ in range(times):
                     torch.autograd.graph.increment_version(inputs[position])
-        return self._returned(inputs, prepared.fresh)
 
     def _allocate(self, layout: Layout) -> torch.Tensor:
         return self._driver.empty(layout.size, layout.stride, layout.dtype)
@@ -131,7 +136,7 @@ class Player:
 
     def _tell(self, addresses: Sequence[int]) -> None:
         """Rewrite the words of slots that moved and update their nodes, each once."""
-        known = self._known
+        known = self.known
         moved = [number for number, address in enumerate(addresses) if address != known[number]]
         if not moved:
             return
@@ -139,7 +144,7 @@ class Player:
         dirty: dict[int, None] = {}
         for number in moved:
             address = addresses[number]
-            known[number] = None
+            known[number] = 0
             for binding in self.plan.slots[number].bindings:
                 nodes[binding.node].areas[binding.area].set_word(binding.offset, address + binding.addend)
                 dirty[binding.node] = None

@@ -9,7 +9,9 @@ import dataclasses
 import logging
 import os
 import threading
+import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -109,14 +111,17 @@ class Named(Protocol):
 
 
 _lock = threading.Lock()
-_functions: deque[FunctionFacts] = deque(maxlen=LIMIT)
+_functions: deque[tuple[FunctionFacts, weakref.WeakMethod[Any] | None]] = deque(maxlen=LIMIT)
 _warned: dict[tuple[str, str, str], None] = {}  # insertion-ordered, so that the oldest can be forgotten
 
 
-def register(function: FunctionFacts) -> FunctionFacts:
-    """Include a function in every later report; returns it."""
+def register(function: FunctionFacts, refresh: Callable[[], None] | None = None) -> FunctionFacts:
+    """Include a function in every later report; returns it.
+
+    `refresh`, a method held weakly, is called before the facts are read: counters kept elsewhere are brought along.
+    """
     with _lock:
-        _functions.append(function)
+        _functions.append((function, weakref.WeakMethod(refresh) if refresh is not None else None))
     return function
 
 
@@ -124,7 +129,10 @@ def snapshot() -> list[FunctionFacts]:
     """Copies of the facts of all registered functions, oldest first."""
     with _lock:
         functions = list(_functions)
-    return [function.copied() for function in functions]
+    for _, method in functions:
+        if method is not None and (refresh := method()) is not None:
+            refresh()
+    return [function.copied() for function, _ in functions]
 
 
 def clear() -> None:

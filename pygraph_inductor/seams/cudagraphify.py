@@ -59,7 +59,7 @@ def _recorded(model: Callable[..., Any], facts: Facts) -> Any:
     from pygraph_inductor.recording.function import RecordedFunction, driver_for
 
     describe.warn_about_collectives(facts)
-    return RecordedFunction(model, facts, driver_for(facts.device))
+    return RecordedFunction(model, facts, driver_for(facts.device)).entry()
 
 
 def _without_kernels(model: Callable[..., Any], declared: describe.Declared, compilation: Compilation) -> Any:

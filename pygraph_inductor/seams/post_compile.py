@@ -65,7 +65,8 @@ def _simulate(graph: Any, compilation: Compilation) -> None:
     )
     facts = describe.facts_of(graph.current_callable, declared, compilation)
     describe.warn_about_collectives(facts)
-    graph.current_callable = RecordedFunction(graph.current_callable, facts, driver_for(facts.device))
+    recorded = RecordedFunction(graph.current_callable, facts, driver_for(facts.device))
+    graph.current_callable = recorded.entry()
 
 
 def _report_dropped(graph: Any, compilation: Compilation, on_at_entry: bool) -> None:

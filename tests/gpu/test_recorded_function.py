@@ -20,10 +20,19 @@ from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.function import RecordedFunction, driver_for
 from pygraph_inductor.recording.record import Recording
+from pygraph_inductor.replay import native
 from pygraph_inductor.settings import Settings
 
 DEVICE = torch.device("cuda", 0)
 aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True, params=["launcher in C", "Python"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test is passed by the launcher and by the Python path that stands in for it."""
+    if request.param == "Python":
+        monkeypatch.setattr(native, "_modules", [None])
+    return request.param
 
 
 class Generated:
@@ -37,6 +46,7 @@ class Generated:
             Facts("hand-written", "inference", "", DEVICE, namespace=self.namespace, allocators=("empty",), **facts),
             driver_for(DEVICE),
         )
+        self.call = self.function.entry()
 
     def run(self, inputs: list[Any]) -> Any:
         arguments = list(inputs)
@@ -46,6 +56,7 @@ class Generated:
 
     @property
     def log(self) -> Any:
+        self.function.refresh()
         return self.function._log
 
     @property
@@ -74,7 +85,7 @@ def check(generated: Generated, make: Callable[[], Sequence[Any]], calls: int = 
         copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         more = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         want, again = generated.run(list(copies)), generated.run(list(more))
-        got = generated.function(list(inputs))
+        got = generated.call(list(inputs))
         for position, (a, b, c) in enumerate(zip(got, want, again, strict=True)):
             assert same(a, b, c), f"call {number}, output {position}"
         for position, (a, b, c) in enumerate(zip(inputs, copies, more, strict=True)):
@@ -221,6 +232,13 @@ def test_family_equals_the_plain_call_at_new_addresses(family: str) -> None:
     assert engines == {"patch"}, (engines, [node.name for node in generated.recordings[0].graph.nodes])
 
 
+def test_the_launcher_answers_ordinary_calls(path: str) -> None:
+    generated = Generated(out_of((512, 4096), torch.bfloat16, torch.mm))
+    check(generated, lambda: (bf(512, 1024), bf(1024, 4096)), calls=8)
+    in_python = generated.recordings[0].python_replays
+    assert in_python == (0 if path == "launcher in C" else 6)
+
+
 def test_slots_on_the_copy_engine_give_the_same() -> None:
     generated = Generated(out_of((512, 4096), torch.bfloat16, torch.mm), settings=Settings(engine="copy"))
     check(generated, lambda: (bf(512, 1024), bf(1024, 4096)))
@@ -238,7 +256,7 @@ def test_written_input_is_written_in_place() -> None:
     check(generated, lambda: (bf(64, 64, dtype=F32), bf(64, 64, dtype=F32)))
     x, y = bf(64, 64, dtype=F32), bf(64, 64, dtype=F32)
     version = x._version
-    _out, returned = generated.function([x, y])
+    _out, returned = generated.call([x, y])
     assert returned is x
     assert x._version == version + 1
 
@@ -255,7 +273,7 @@ def test_undeclared_write_is_found_before_it_is_recorded() -> None:
     for _ in range(check_calls):
         x = bf(64, dtype=F32)
         twin = x.clone()
-        (out,) = generated.function([x])
+        (out,) = generated.call([x])
         assert torch.equal(out, twin + 1) and torch.equal(x, twin * 2)
     assert generated.log.replays == check_calls - 3
 
@@ -265,7 +283,7 @@ def test_misaligned_inputs_are_staged_for_that_call_only() -> None:
     base, other = bf(1200, dtype=F32), bf(1200, dtype=F32)
     for number, (i, j) in enumerate([(0, 0), (0, 0), (1, 0), (3, 2), (64, 128), (0, 7), (0, 0)]):
         x, y = base[i : i + 1024], other[j : j + 1024]
-        (out,) = generated.function([x, y])
+        (out,) = generated.call([x, y])
         assert torch.equal(out, torch.relu(x) + y), f"call {number}"
     assert generated.log.replays == 5
     assert generated.recordings[0].player.staged == 4
@@ -276,7 +294,7 @@ def test_outputs_survive_later_calls() -> None:
     kept = []
     for _ in range(6):
         x, y = bf(64, 64, dtype=F32), bf(64, 64, dtype=F32)
-        kept.append((generated.function([x, y])[0], x @ y))
+        kept.append((generated.call([x, y])[0], x @ y))
     torch.cuda.synchronize()
     assert all(torch.equal(got, want) for got, want in kept)
 
@@ -288,7 +306,7 @@ def test_random_numbers_are_those_of_the_plain_call() -> None:
     generated = Generated(body)
     x = torch.ones(4096, device=DEVICE)
     torch.cuda.manual_seed(7)
-    got = [generated.function([x])[0].clone() for _ in range(6)]
+    got = [generated.call([x])[0].clone() for _ in range(6)]
     torch.cuda.manual_seed(7)
     want = [generated.run([x])[0].clone() for _ in range(6)]
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
@@ -304,7 +322,7 @@ def test_failed_capture_leaves_random_numbers_and_memory_usable() -> None:
     generated = Generated(body)
     x = torch.ones(4096, device=DEVICE)
     torch.cuda.manual_seed(7)
-    got = [generated.function([x])[0].clone() for _ in range(4)]
+    got = [generated.call([x])[0].clone() for _ in range(4)]
     torch.cuda.manual_seed(7)
     want = [generated.run([x])[0].clone() for _ in range(4)]
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
@@ -330,11 +348,11 @@ def test_interrupt_inside_the_capture_is_the_users() -> None:
 
     generated = Generated(body)
     x = torch.ones(4096, device=DEVICE)
-    generated.function([x])
+    generated.call([x])
     with pytest.raises(KeyboardInterrupt):
-        generated.function([x])
+        generated.call([x])
     for _ in range(3):
-        out = generated.function([x])[0]
+        out = generated.call([x])[0]
         assert set(out.unique().tolist()) == {0.0, 2.0}
 
 
@@ -365,7 +383,7 @@ def test_stream_switch_waits_for_the_replay_before() -> None:
         stream = side if number % 2 else torch.cuda.default_stream()
         stream.wait_stream(torch.cuda.default_stream())
         with torch.cuda.stream(stream):
-            out = generated.function([x])[0]
+            out = generated.call([x])[0]
         stream.synchronize()
         assert torch.equal(out, want), f"call {number}"
 

@@ -1,0 +1,839 @@
+/* The fast path in C: one call of a recorded graph, from a list of inputs to the outputs.
+ *
+ * It does what player.py does for the ordinary call, and nothing else: whatever is out of the ordinary (another shape,
+ * a misaligned or overlapping input, another stream, somebody capturing) makes it step aside before anything happened,
+ * and the Python path answers. native.py compiles it, resolves the functions it calls, and packs the plan for it.
+ *
+ * It needs no header but Python's. Tensors are reached through PyTorch's C shim (torch/csrc/inductor/aoti_torch), whose
+ * handles are pointers to at::Tensor, that is, to a place that holds a TensorImpl pointer; a Python tensor has such a
+ * place inside, at an offset that native.py finds and checks. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+typedef void *Handle;
+typedef int32_t Status; /* 0 is success, for the shim and for the driver */
+
+/* Resolved by native.py, in this order. Those of the CUDA driver are null where there is no device. */
+static struct {
+    Status (*data_pointer)(Handle, void **);
+    Status (*dim)(Handle, int64_t *);
+    Status (*sizes)(Handle, int64_t **);
+    Status (*strides)(Handle, int64_t **);
+    Status (*dtype)(Handle, int32_t *);
+    Status (*device_type)(Handle, int32_t *);
+    Status (*device_index)(Handle, int32_t *);
+    Status (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
+    Status (*reinterpret)(Handle, int64_t, const int64_t *, const int64_t *, int64_t, Handle *);
+    Status (*delete_tensor)(Handle);
+    Status (*current_stream)(int32_t, void **);
+    Status (*stream_is_capturing)(void *, int *);
+    Status (*current_context)(void **);
+    Status (*set_kernel)(void *, void *, void *);
+    Status (*set_copy)(void *, void *, void *, void *);
+    Status (*set_fill)(void *, void *, void *, void *);
+} api;
+enum { API_COUNT = 16 };
+
+static Py_ssize_t tensor_offset;
+static PyTypeObject *tensor_type, *parameter_type;
+static PyObject *wrap_tensors; /* takes a list of capsules, steals the tensors in them */
+
+enum InputKind { INPUT_TENSOR, INPUT_CONSTANT };
+enum NodeKind { NODE_KERNEL, NODE_COPY, NODE_FILL, NODE_PYTHON };
+enum ReturnKind { RETURN_ALLOCATION, RETURN_INPUT, RETURN_ALLOCATION_VIEW, RETURN_INPUT_VIEW, RETURN_CONSTANT,
+                  RETURN_AGAIN };
+
+typedef struct {
+    int64_t ndim;
+    const int64_t *sizes, *strides;
+    int32_t dtype;
+} Layout;
+
+typedef struct {
+    enum InputKind kind;
+    Layout layout;
+    int64_t slot; /* -1: none (an empty tensor) */
+    PyObject *constant;
+} Input;
+
+typedef struct {
+    int64_t span, residue, first_word, word_count;
+} Slot;
+
+typedef struct {
+    uint64_t *place;
+    int64_t addend, node;
+} Word;
+
+typedef struct {
+    enum NodeKind kind;
+    void *handle, *params;
+    PyObject *update; /* NODE_PYTHON: a callable */
+    int dirty;
+} Node;
+
+typedef struct {
+    Layout layout;
+    int64_t slot;
+} Allocation;
+
+typedef struct {
+    enum ReturnKind kind;
+    int64_t position, offset;
+    Layout layout;
+    PyObject *constant;
+} Returned;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *program, *objects, *known_array;
+    Py_buffer known_view;
+    int64_t input_count, slot_count, word_count, node_count, allocation_count, returned_count, tensor_count;
+    int64_t input_slots; /* the slots of inputs come first */
+    Input *inputs;
+    Slot *slots;
+    Word *words;
+    Node *nodes;
+    Allocation *allocations;
+    Returned *returned;
+    uint64_t *known, *now; /* where the graph was told each slot is (0: it has to be told), and where it is */
+    int64_t *order, *dirty;
+    Handle *handles; /* of this call's allocations and views */
+    int returns; /* 0 a bare value, 1 a tuple, 2 a list */
+    int may_overlap, is_cuda, closed;
+    int32_t device_type, device_index;
+    void *executable, *context;
+    uint64_t *last_stream;
+    uint64_t alignment_mask;
+    PyObject *replay, *acquire, *release;
+    PyObject *after; /* called with the inputs after the launch, or None */
+    PyObject *usual; /* where there is no device: whether the current stream is the usual one, or None */
+    uint64_t calls, updates, last_used;
+} Launcher;
+
+/* ---- one call */
+
+static Handle handle_of(PyObject *tensor) { return (char *)tensor + tensor_offset; }
+
+static int has_layout(Handle tensor, const Layout *layout, int32_t device_type, int32_t device_index)
+{
+    int64_t ndim, *sizes, *strides;
+    int32_t dtype, type, index;
+    if (api.dtype(tensor, &dtype) || dtype != layout->dtype || api.dim(tensor, &ndim) || ndim != layout->ndim ||
+        api.device_type(tensor, &type) || type != device_type || api.device_index(tensor, &index) ||
+        (device_index >= 0 && index != device_index) || api.sizes(tensor, &sizes) || api.strides(tensor, &strides))
+        return 0;
+    return !memcmp(sizes, layout->sizes, ndim * sizeof *sizes) &&
+           !memcmp(strides, layout->strides, ndim * sizeof *strides);
+}
+
+static int same_constant(PyObject *value, PyObject *constant)
+{
+    if (value == constant)
+        return 1;
+    if (Py_TYPE(value) != Py_TYPE(constant))
+        return 0;
+    if (PyFloat_CheckExact(value)) { /* by their bits: nan equals itself, 0.0 and -0.0 differ */
+        double one = PyFloat_AS_DOUBLE(value), other = PyFloat_AS_DOUBLE(constant);
+        return !memcmp(&one, &other, sizeof one);
+    }
+    if (!PyLong_Check(value))
+        return 0;
+    int equal = PyObject_RichCompareBool(value, constant, Py_EQ);
+    if (equal < 0)
+        PyErr_Clear();
+    return equal == 1;
+}
+
+static int call_quietly(PyObject *callable, PyObject *argument, int *answer)
+{
+    PyObject *result = argument ? PyObject_CallOneArg(callable, argument) : PyObject_CallNoArgs(callable);
+    if (!result) {
+        PyErr_Clear();
+        return 0;
+    }
+    *answer = result == Py_True;
+    Py_DECREF(result);
+    return 1;
+}
+
+/* Whether the inputs are those of this recording; notes where their slots are now. */
+static int accepts(Launcher *self, PyObject *list)
+{
+    if (PyList_GET_SIZE(list) != self->input_count)
+        return 0;
+    for (int64_t i = 0; i < self->input_count; i++) {
+        const Input *input = &self->inputs[i];
+        PyObject *value = PyList_GET_ITEM(list, i);
+        if (input->kind == INPUT_CONSTANT) {
+            if (!same_constant(value, input->constant))
+                return 0;
+            continue;
+        }
+        if (Py_TYPE(value) != tensor_type && Py_TYPE(value) != parameter_type)
+            return 0;
+        Handle tensor = handle_of(value);
+        if (!has_layout(tensor, &input->layout, self->device_type, self->device_index))
+            return 0;
+        if (input->slot >= 0) {
+            void *address;
+            const Slot *slot = &self->slots[input->slot];
+            if (api.data_pointer(tensor, &address))
+                return 0;
+            if (slot->word_count && ((uint64_t)address & self->alignment_mask) != (uint64_t)slot->residue)
+                return 0;
+            self->now[input->slot] = (uint64_t)address;
+        }
+    }
+    return 1;
+}
+
+/* Sorts the input slots by address; starts from the order of the last call, so that it is nearly done already. */
+static void sort_by_address(Launcher *self)
+{
+    static const int gaps[] = {301, 132, 57, 23, 10, 4, 1};
+    const uint64_t *now = self->now;
+    int64_t *order = self->order, count = self->input_slots;
+    for (size_t g = 0; g < sizeof gaps / sizeof *gaps; g++)
+        for (int64_t i = gaps[g]; i < count; i++) {
+            int64_t slot = order[i], j = i;
+            for (; j >= gaps[g] && now[order[j - gaps[g]]] > now[slot]; j -= gaps[g])
+                order[j] = order[j - gaps[g]];
+            order[j] = slot;
+        }
+}
+
+/* Whether the inputs alias each other as they did when this was recorded. */
+static int aliases_as_recorded(Launcher *self)
+{
+    int64_t count = self->input_slots;
+    if (!memcmp(self->now, self->known, count * sizeof *self->now))
+        return 1;
+    if (self->may_overlap)
+        return 0; /* recorded with overlaps: only the very same addresses are known to overlap alike */
+    sort_by_address(self);
+    for (int64_t i = 1; i < count; i++) {
+        int64_t before = self->order[i - 1];
+        if (self->now[before] + self->slots[before].span > self->now[self->order[i]])
+            return 0;
+    }
+    return 1;
+}
+
+static int on_the_usual_stream(const Launcher *self)
+{
+    void *context, *stream;
+    int capturing;
+    if (!self->is_cuda) {
+        int usual = 0;
+        return self->usual == Py_None || (call_quietly(self->usual, NULL, &usual) && usual);
+    }
+    return !api.current_context(&context) && context == self->context &&
+           !api.current_stream(self->device_index, &stream) && (uint64_t)stream == *self->last_stream &&
+           !api.stream_is_capturing(stream, &capturing) && !capturing;
+}
+
+static void drop_handles(Launcher *self, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (self->handles[i]) {
+            api.delete_tensor(self->handles[i]);
+            self->handles[i] = NULL;
+        }
+}
+
+static int allocate_outputs(Launcher *self)
+{
+    for (int64_t i = 0; i < self->allocation_count; i++) {
+        const Allocation *made = &self->allocations[i];
+        void *address;
+        if (api.empty_strided(made->layout.ndim, made->layout.sizes, made->layout.strides, made->layout.dtype,
+                              self->device_type, self->device_index < 0 ? 0 : self->device_index, &self->handles[i])) {
+            self->handles[i] = NULL;
+            drop_handles(self, i);
+            return 0;
+        }
+        if (made->slot < 0)
+            continue;
+        if (api.data_pointer(self->handles[i], &address) || ((uint64_t)address & self->alignment_mask)) {
+            drop_handles(self, i + 1);
+            return 0;
+        }
+        self->now[made->slot] = (uint64_t)address;
+    }
+    return 1;
+}
+
+static Status update_node(const Launcher *self, const Node *node)
+{
+    switch (node->kind) {
+    case NODE_KERNEL:
+        return api.set_kernel(self->executable, node->handle, node->params);
+    case NODE_COPY:
+        return api.set_copy(self->executable, node->handle, node->params, self->context);
+    case NODE_FILL:
+        return api.set_fill(self->executable, node->handle, node->params, self->context);
+    default: {
+        PyObject *done = PyObject_CallNoArgs(node->update);
+        if (!done) {
+            PyErr_Clear();
+            return 1;
+        }
+        Py_DECREF(done);
+        return 0;
+    }
+    }
+}
+
+/* Rewrites the words of slots that moved and updates their nodes, each once. On failure every slot has to be told. */
+static int tell(Launcher *self)
+{
+    int64_t dirty_count = 0;
+    Status status = 0;
+    for (int64_t s = 0; s < self->slot_count; s++) {
+        if (self->now[s] == self->known[s])
+            continue;
+        const Slot *slot = &self->slots[s];
+        self->known[s] = 0;
+        for (int64_t w = slot->first_word; w < slot->first_word + slot->word_count; w++) {
+            const Word *word = &self->words[w];
+            uint64_t value = self->now[s] + (uint64_t)word->addend;
+            memcpy(word->place, &value, sizeof value);
+            if (!self->nodes[word->node].dirty) {
+                self->nodes[word->node].dirty = 1;
+                self->dirty[dirty_count++] = word->node;
+            }
+        }
+    }
+    for (int64_t i = 0; i < dirty_count; i++) {
+        Node *node = &self->nodes[self->dirty[i]];
+        node->dirty = 0;
+        if (!status)
+            status = update_node(self, node);
+    }
+    if (status) {
+        memset(self->known, 0, self->slot_count * sizeof *self->known);
+        return 0;
+    }
+    memcpy(self->known, self->now, self->slot_count * sizeof *self->known);
+    self->updates += dirty_count;
+    return 1;
+}
+
+/* The views among the outputs become handles behind those of the allocations. */
+static int make_views(Launcher *self, PyObject *list)
+{
+    int64_t next = self->allocation_count;
+    for (int64_t i = 0; i < self->returned_count; i++) {
+        const Returned *entry = &self->returned[i];
+        if (entry->kind != RETURN_ALLOCATION_VIEW && entry->kind != RETURN_INPUT_VIEW)
+            continue;
+        Handle base = entry->kind == RETURN_INPUT_VIEW ? handle_of(PyList_GET_ITEM(list, entry->position))
+                                                       : self->handles[entry->position];
+        if (api.reinterpret(base, entry->layout.ndim, entry->layout.sizes, entry->layout.strides, entry->offset,
+                            &self->handles[next])) {
+            self->handles[next] = NULL;
+            PyErr_SetString(PyExc_RuntimeError, "a view of an output could not be made");
+            return 0;
+        }
+        next++;
+    }
+    return 1;
+}
+
+/* Python tensors for all handles; the handles are consumed. */
+static PyObject *wrapped(Launcher *self)
+{
+    PyObject *capsules = PyList_New(self->tensor_count), *tensors = NULL;
+    if (!capsules)
+        return NULL;
+    for (int64_t i = 0; i < self->tensor_count; i++) {
+        PyObject *capsule = PyCapsule_New(self->handles[i], NULL, NULL);
+        if (!capsule) {
+            Py_DECREF(capsules);
+            return NULL;
+        }
+        PyList_SET_ITEM(capsules, i, capsule);
+    }
+    memset(self->handles, 0, self->tensor_count * sizeof *self->handles);
+    tensors = PyObject_CallOneArg(wrap_tensors, capsules);
+    Py_DECREF(capsules);
+    return tensors;
+}
+
+static PyObject *results(Launcher *self, PyObject *list)
+{
+    if (!make_views(self, list))
+        return NULL;
+    PyObject *tensors = wrapped(self);
+    if (!tensors)
+        return NULL;
+    PyObject *result = self->returns == 1 ? PyTuple_New(self->returned_count) : PyList_New(self->returned_count);
+    int64_t view = self->allocation_count;
+    for (int64_t i = 0; result && i < self->returned_count; i++) {
+        const Returned *entry = &self->returned[i];
+        PyObject *value;
+        switch (entry->kind) {
+        case RETURN_ALLOCATION:
+            value = PyList_GET_ITEM(tensors, entry->position);
+            break;
+        case RETURN_INPUT:
+            value = PyList_GET_ITEM(list, entry->position);
+            break;
+        case RETURN_CONSTANT:
+            value = entry->constant;
+            break;
+        case RETURN_AGAIN:
+            value = self->returns == 1 ? PyTuple_GET_ITEM(result, entry->position)
+                                       : PyList_GET_ITEM(result, entry->position);
+            break;
+        default:
+            value = PyList_GET_ITEM(tensors, view++);
+        }
+        Py_INCREF(value);
+        if (self->returns == 1)
+            PyTuple_SET_ITEM(result, i, value);
+        else
+            PyList_SET_ITEM(result, i, value);
+    }
+    Py_DECREF(tensors); /* a returned tensor has no hidden references */
+    if (result && self->returns == 0) {
+        PyObject *bare = PyList_GET_ITEM(result, 0);
+        Py_INCREF(bare);
+        Py_DECREF(result);
+        result = bare;
+    }
+    return result;
+}
+
+static PyObject *launch(Launcher *self, PyObject *list)
+{
+    PyObject *done = PyObject_CallNoArgs(self->replay);
+    if (!done)
+        return NULL;
+    Py_DECREF(done);
+    if (self->after != Py_None) {
+        done = PyObject_CallOneArg(self->after, list);
+        if (!done)
+            return NULL;
+        Py_DECREF(done);
+    }
+    PyObject *result = results(self, list);
+    if (result) {
+        self->calls++;
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        self->last_used = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        PyList_SetSlice(list, 0, PY_SSIZE_T_MAX, NULL);
+    }
+    return result;
+}
+
+static void unlock(Launcher *self)
+{
+    PyObject *type, *value, *traceback;
+    int ignored;
+    PyErr_Fetch(&type, &value, &traceback);
+    call_quietly(self->release, NULL, &ignored);
+    PyErr_Restore(type, value, traceback);
+}
+
+/* 1 and a result; 0: not for us, nothing happened; -1: an exception after the launch. */
+static int try_launch(Launcher *self, PyObject *list, PyObject **result)
+{
+    int locked = 0;
+    /* Another thread may be between its update and its launch: the launch gives up the interpreter's lock. */
+    if (self->closed || !on_the_usual_stream(self) || !call_quietly(self->acquire, Py_False, &locked) || !locked)
+        return 0;
+    int ready = !self->closed && accepts(self, list) && aliases_as_recorded(self) && allocate_outputs(self);
+    if (ready && !tell(self)) {
+        drop_handles(self, self->allocation_count);
+        ready = 0;
+    }
+    if (!ready) {
+        unlock(self);
+        return 0;
+    }
+    *result = launch(self, list);
+    if (!*result)
+        drop_handles(self, self->tensor_count);
+    unlock(self);
+    return *result ? 1 : -1;
+}
+
+/* ---- a launcher from its program: a stream of int64 that native.py writes */
+
+typedef struct {
+    const int64_t *next, *end;
+    PyObject *objects;
+} Reader;
+
+static int64_t take(Reader *reader) { return reader->next < reader->end ? *reader->next++ : 0; }
+
+static PyObject *take_object(Reader *reader)
+{
+    int64_t index = take(reader);
+    return index >= 0 && index < PyTuple_GET_SIZE(reader->objects) ? PyTuple_GET_ITEM(reader->objects, index) : Py_None;
+}
+
+static Layout take_layout(Reader *reader)
+{
+    Layout layout = {take(reader), NULL, NULL, 0};
+    layout.dtype = (int32_t)take(reader);
+    layout.sizes = reader->next;
+    layout.strides = reader->next + layout.ndim;
+    reader->next += 2 * layout.ndim;
+    return layout;
+}
+
+static void *zeroed(int64_t count, size_t size) { return PyMem_Calloc(count > 0 ? (size_t)count : 1, size); }
+
+static int read_program(Launcher *self, Reader *reader)
+{
+    self->device_type = (int32_t)take(reader);
+    self->device_index = (int32_t)take(reader);
+    self->is_cuda = (int)take(reader);
+    self->alignment_mask = (uint64_t)take(reader) - 1;
+    self->may_overlap = (int)take(reader);
+    self->returns = (int)take(reader);
+    self->executable = (void *)take(reader);
+    self->context = (void *)take(reader);
+    self->last_stream = (uint64_t *)take(reader);
+    self->replay = take_object(reader);
+    self->acquire = take_object(reader);
+    self->release = take_object(reader);
+    self->after = take_object(reader);
+    self->usual = take_object(reader);
+    self->input_count = take(reader);
+    self->input_slots = take(reader);
+    self->slot_count = take(reader);
+    self->word_count = take(reader);
+    self->node_count = take(reader);
+    self->allocation_count = take(reader);
+    self->returned_count = take(reader);
+    self->tensor_count = take(reader);
+    self->inputs = zeroed(self->input_count, sizeof *self->inputs);
+    self->slots = zeroed(self->slot_count, sizeof *self->slots);
+    self->words = zeroed(self->word_count, sizeof *self->words);
+    self->nodes = zeroed(self->node_count, sizeof *self->nodes);
+    self->allocations = zeroed(self->allocation_count, sizeof *self->allocations);
+    self->returned = zeroed(self->returned_count, sizeof *self->returned);
+    self->now = zeroed(self->slot_count, sizeof *self->now);
+    self->order = zeroed(self->input_slots, sizeof *self->order);
+    self->dirty = zeroed(self->node_count, sizeof *self->dirty);
+    self->handles = zeroed(self->tensor_count, sizeof *self->handles);
+    if (!self->inputs || !self->slots || !self->words || !self->nodes || !self->allocations || !self->returned ||
+        !self->now || !self->order || !self->dirty || !self->handles)
+        return 0;
+    for (int64_t i = 0; i < self->input_count; i++) {
+        Input *input = &self->inputs[i];
+        input->kind = (enum InputKind)take(reader);
+        if (input->kind == INPUT_CONSTANT) {
+            input->constant = take_object(reader);
+        } else {
+            input->slot = take(reader);
+            input->layout = take_layout(reader);
+        }
+    }
+    for (int64_t i = 0; i < self->slot_count; i++) {
+        Slot *slot = &self->slots[i];
+        slot->span = take(reader);
+        slot->residue = take(reader);
+        slot->first_word = take(reader);
+        slot->word_count = take(reader);
+    }
+    for (int64_t i = 0; i < self->word_count; i++) {
+        self->words[i].place = (uint64_t *)take(reader);
+        self->words[i].addend = take(reader);
+        self->words[i].node = take(reader);
+    }
+    for (int64_t i = 0; i < self->node_count; i++) {
+        Node *node = &self->nodes[i];
+        node->kind = (enum NodeKind)take(reader);
+        node->handle = (void *)take(reader);
+        node->params = (void *)take(reader);
+        node->update = take_object(reader);
+    }
+    for (int64_t i = 0; i < self->allocation_count; i++) {
+        self->allocations[i].slot = take(reader);
+        self->allocations[i].layout = take_layout(reader);
+    }
+    for (int64_t i = 0; i < self->returned_count; i++) {
+        Returned *entry = &self->returned[i];
+        entry->kind = (enum ReturnKind)take(reader);
+        entry->position = take(reader);
+        entry->offset = take(reader);
+        entry->constant = take_object(reader);
+        entry->layout = take_layout(reader);
+    }
+    for (int64_t i = 0; i < self->input_slots; i++)
+        self->order[i] = i;
+    return reader->next == reader->end;
+}
+
+static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *program, *objects, *known;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O!O!O:Launcher", &PyBytes_Type, &program, &PyTuple_Type, &objects, &known))
+        return NULL;
+    Launcher *self = (Launcher *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->program = Py_NewRef(program); /* layouts point into it */
+    self->objects = Py_NewRef(objects);
+    const int64_t *start = (const int64_t *)PyBytes_AS_STRING(program);
+    Reader reader = {start, start + PyBytes_GET_SIZE(program) / (Py_ssize_t)sizeof(int64_t), objects};
+    if (!read_program(self, &reader)) {
+        PyErr_SetString(PyExc_ValueError, "the program of a launcher does not read to its end");
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (PyObject_GetBuffer(known, &self->known_view, PyBUF_WRITABLE) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->known_array = Py_NewRef(known);
+    self->known = self->known_view.buf;
+    if (self->known_view.len < (Py_ssize_t)(self->slot_count * sizeof *self->known)) {
+        PyErr_SetString(PyExc_ValueError, "a launcher needs one known address per slot");
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int launcher_traverse(Launcher *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->objects);
+    return 0;
+}
+
+static int launcher_clear(Launcher *self)
+{
+    self->closed = 1; /* what it calls is gone from here on */
+    Py_CLEAR(self->objects);
+    return 0;
+}
+
+static void launcher_dealloc(Launcher *self)
+{
+    PyObject_GC_UnTrack(self);
+    launcher_clear(self);
+    if (self->known_array) {
+        PyBuffer_Release(&self->known_view);
+        Py_CLEAR(self->known_array);
+    }
+    Py_CLEAR(self->program);
+    void *memory[] = {self->inputs, self->slots, self->words, self->nodes, self->allocations,
+                      self->returned, self->now, self->order, self->dirty, self->handles};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        PyMem_Free(memory[i]);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *launcher_close(Launcher *self, PyObject *unused)
+{
+    (void)unused;
+    self->closed = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *launcher_counts(Launcher *self, PyObject *unused)
+{
+    (void)unused;
+    return Py_BuildValue("KKK", self->calls, self->updates, self->last_used);
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"close", (PyCFunction)launcher_close, METH_NOARGS, "Answer no call from now on."},
+    {"counts", (PyCFunction)launcher_counts, METH_NOARGS, "Calls answered, nodes updated, monotonic time of the last call in ns."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject launcher_object = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "pygraph_launcher.Launcher",
+    .tp_basicsize = sizeof(Launcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "Launcher(program, objects, known): answers the calls of one recording.",
+    .tp_new = launcher_new,
+    .tp_dealloc = (destructor)launcher_dealloc,
+    .tp_traverse = (traverseproc)launcher_traverse,
+    .tp_clear = (inquiry)launcher_clear,
+    .tp_methods = launcher_methods,
+};
+
+/* ---- the callable in front: the launchers of one function, most recently used first, and the Python path */
+
+enum { FRONT_LIMIT = 8 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *slow;
+    Launcher *launchers[FRONT_LIMIT];
+    int count;
+    vectorcallfunc vectorcall;
+} Front;
+
+static PyObject *front_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+{
+    Front *self = (Front *)object;
+    if (PyVectorcall_NARGS(flags) == 1 && !names && PyList_CheckExact(args[0])) {
+        for (int i = 0; i < self->count; i++) {
+            PyObject *result;
+            Launcher *launcher = self->launchers[i];
+            Py_INCREF(launcher); /* the launch gives up the interpreter's lock: another thread may drop it here */
+            int outcome = try_launch(launcher, args[0], &result);
+            if (outcome > 0 && i && i < self->count && self->launchers[i] == launcher) {
+                memmove(self->launchers + 1, self->launchers, i * sizeof *self->launchers);
+                self->launchers[0] = launcher;
+            }
+            Py_DECREF(launcher);
+            if (outcome)
+                return outcome > 0 ? result : NULL;
+        }
+    }
+    return PyObject_Vectorcall(self->slow, args, flags, names);
+}
+
+static PyObject *front_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *slow;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O:Front", &slow))
+        return NULL;
+    Front *self = (Front *)type->tp_alloc(type, 0);
+    if (self) {
+        self->slow = Py_NewRef(slow);
+        self->vectorcall = front_call;
+    }
+    return (PyObject *)self;
+}
+
+static int front_traverse(Front *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->slow);
+    for (int i = 0; i < self->count; i++)
+        Py_VISIT(self->launchers[i]);
+    return 0;
+}
+
+static int front_clear(Front *self)
+{
+    while (self->count) {
+        Launcher *last = self->launchers[--self->count];
+        Py_DECREF(last);
+    }
+    Py_CLEAR(self->slow);
+    return 0;
+}
+
+static void front_dealloc(Front *self)
+{
+    PyObject_GC_UnTrack(self);
+    front_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *front_add(Front *self, PyObject *launcher)
+{
+    if (!PyObject_TypeCheck(launcher, &launcher_object))
+        return PyErr_Format(PyExc_TypeError, "add() takes a Launcher");
+    if (self->count == FRONT_LIMIT)
+        Py_DECREF(self->launchers[--self->count]);
+    memmove(self->launchers + 1, self->launchers, self->count * sizeof *self->launchers);
+    self->launchers[0] = (Launcher *)Py_NewRef(launcher);
+    self->count++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *front_remove(Front *self, PyObject *launcher)
+{
+    for (int i = 0; i < self->count; i++)
+        if ((PyObject *)self->launchers[i] == launcher) {
+            self->count--;
+            memmove(self->launchers + i, self->launchers + i + 1, (self->count - i) * sizeof *self->launchers);
+            Py_DECREF(launcher);
+            break;
+        }
+    Py_RETURN_NONE;
+}
+
+static PyObject *front_holds(Front *self, PyObject *launcher)
+{
+    for (int i = 0; i < self->count; i++)
+        if ((PyObject *)self->launchers[i] == launcher)
+            Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
+
+static PyMethodDef front_methods[] = {
+    {"add", (PyCFunction)front_add, METH_O, "Try this launcher first; beyond eight the oldest is left to slow calls."},
+    {"remove", (PyCFunction)front_remove, METH_O, "Forget a launcher."},
+    {"holds", (PyCFunction)front_holds, METH_O, "Whether a launcher is tried."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject front_object = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "pygraph_launcher.Front",
+    .tp_basicsize = sizeof(Front),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "Front(slow): calls go to the first launcher that takes them, else to slow.",
+    .tp_new = front_new,
+    .tp_dealloc = (destructor)front_dealloc,
+    .tp_traverse = (traverseproc)front_traverse,
+    .tp_clear = (inquiry)front_clear,
+    .tp_methods = front_methods,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Front, vectorcall),
+};
+
+/* ---- the module */
+
+static PyObject *configure(PyObject *module, PyObject *args)
+{
+    PyObject *functions, *tensor, *parameter, *wrap;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!nOOO", &PyTuple_Type, &functions, &tensor_offset, &tensor, &parameter, &wrap))
+        return NULL;
+    if (PyTuple_GET_SIZE(functions) != API_COUNT)
+        return PyErr_Format(PyExc_ValueError, "configure() takes %d functions", API_COUNT);
+    void **targets = (void **)&api;
+    for (int i = 0; i < API_COUNT; i++) {
+        targets[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(functions, i));
+        if (!targets[i] && PyErr_Occurred())
+            return NULL;
+    }
+    tensor_type = (PyTypeObject *)Py_NewRef(tensor);
+    parameter_type = (PyTypeObject *)Py_NewRef(parameter);
+    wrap_tensors = Py_NewRef(wrap);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"configure", configure, METH_VARARGS, "configure(functions, tensor_offset, Tensor, Parameter, wrap)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "pygraph_launcher", .m_size = -1, .m_methods = module_methods};
+
+PyMODINIT_FUNC PyInit_pygraph_launcher(void)
+{
+    if (PyType_Ready(&launcher_object) < 0 || PyType_Ready(&front_object) < 0)
+        return NULL;
+    PyObject *module = PyModule_Create(&module_definition);
+    if (!module)
+        return NULL;
+    if (PyModule_AddObjectRef(module, "Launcher", (PyObject *)&launcher_object) < 0 ||
+        PyModule_AddObjectRef(module, "Front", (PyObject *)&front_object) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,304 @@
+"""The launcher in C: compiled at first use, and given each recording's plan in the form it reads.
+
+Without a compiler everything works through `player.py`, after one warning. Whatever the launcher does not take (staged
+slots, values read on the host) goes that way, too.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver import libcuda
+from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind
+from pygraph_inductor.replay.plan import (
+    Again,
+    Engine,
+    FromAllocation,
+    FromConstant,
+    FromInput,
+    Layout,
+    Plan,
+    Returned,
+)
+from pygraph_inductor.replay.player import Player
+
+LOGGER = logging.getLogger("pygraph_inductor")
+_SHIM = (
+    "get_data_ptr",
+    "get_dim",
+    "get_sizes",
+    "get_strides",
+    "get_dtype",
+    "get_device_type",
+    "get_device_index",
+    "empty_strided",
+    "_reinterpret_tensor",
+    "delete_tensor_object",
+    "get_current_cuda_stream",
+)
+_DRIVER = (
+    "cuStreamIsCapturing",
+    "cuCtxGetCurrent",
+    libcuda.Kernel.setter,
+    libcuda.Copy.setter,
+    libcuda.Fill.setter,
+)
+_NATIVE_KINDS = {"python": 3}  # launcher.c: enum NodeKind; the others come from the driver
+_lock = threading.Lock()
+_modules: list[Any] = []  # the compiled module, or None after a failure
+
+
+def module() -> Any | None:
+    """The compiled launcher, or None where it cannot be had."""
+    with _lock:
+        if not _modules:
+            try:
+                _modules.append(_compiled())
+            except Exception as error:
+                first = str(error).strip().splitlines()[:1]
+                LOGGER.warning(
+                    "the launcher in C could not be built (%s: %s); replays go through Python, which is slower. "
+                    "A C compiler on PATH (or CC) changes this.",
+                    type(error).__name__,
+                    first[0] if first else "",
+                )
+                _modules.append(None)
+        return _modules[0]
+
+
+def _compiled() -> Any:
+    from triton.runtime.build import compile_module_from_src
+
+    source = (Path(__file__).parent / "launcher.c").read_text()
+    compiled = compile_module_from_src(source, "pygraph_launcher")
+    steal = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs  # type: ignore[attr-defined]
+    compiled.configure(_functions(), _tensor_offset(), torch.Tensor, torch.nn.Parameter, steal)
+    return compiled
+
+
+def _functions() -> tuple[int, ...]:
+    """Addresses in the order of launcher.c's `api`."""
+    libraries = [_torch_library(name) for name in ("libtorch_cpu.so", "libtorch_cuda.so")]
+    shim = [_address(f"aoti_torch_{name}", libraries) for name in _SHIM]
+    missing = [name for name, address in zip(_SHIM, shim, strict=True) if not address and "cuda" not in name]
+    if missing:
+        raise RuntimeError(f"this torch has no C function for {', '.join(missing)}")
+    try:
+        driver = [libcuda.address_of(name) for name in _DRIVER]
+    except (OSError, AttributeError):
+        driver = [0] * len(_DRIVER)
+    return (*shim, *driver)
+
+
+def _torch_library(name: str) -> ctypes.CDLL | None:
+    path = Path(torch.__file__).parent / "lib" / name
+    return ctypes.CDLL(str(path)) if path.exists() else None
+
+
+def _address(function: str, libraries: Sequence[ctypes.CDLL | None]) -> int:
+    for library in libraries:
+        if library is not None and hasattr(library, function):
+            return ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0
+    return 0
+
+
+def _tensor_offset() -> int:
+    """How far inside a Python tensor its at::Tensor lies: found by looking for the TensorImpl that `_cdata` names."""
+    samples = [torch.empty(1), torch.empty(2, 3)[1:], torch.nn.Parameter(torch.empty(1))]
+    offsets = [
+        offset
+        for offset in range(8, torch.Tensor.__basicsize__, 8)
+        if all(ctypes.c_uint64.from_address(id(sample) + offset).value == sample._cdata for sample in samples)
+    ]
+    if len(offsets) != 1:
+        raise RuntimeError("a Python tensor of this torch does not show where its at::Tensor is")
+    return offsets[0]
+
+
+@functools.cache
+def _dtype_code(dtype: torch.dtype) -> int:
+    """The number of a dtype in PyTorch's C shim."""
+    sample = torch.empty(0, dtype=dtype)
+    code = ctypes.c_int32()
+    library = _torch_library("libtorch_cpu.so")
+    assert library is not None
+    library.aoti_torch_get_dtype(ctypes.c_void_p(id(sample) + _tensor_offset()), ctypes.byref(code))
+    return code.value
+
+
+@functools.cache
+def _device_type_code(kind: str) -> int:
+    # c10::DeviceType, which the shim takes as it is (aoti_torch_device_type_cpu and _cuda return these).
+    return {"cpu": 0, "cuda": 1}[kind]
+
+
+class _NotNative(Exception):
+    """This recording has something that the launcher does not do."""
+
+
+class _Writer:
+    """The program of a launcher: int64 words, and the objects they refer to by number."""
+
+    def __init__(self) -> None:
+        self.words = array.array("q")
+        self.objects: list[Any] = []
+
+    def put(self, *values: int) -> None:
+        self.words.extend(value if value < 1 << 63 else value - (1 << 64) for value in values)
+
+    def put_object(self, value: Any) -> None:
+        self.put(len(self.objects))
+        self.objects.append(value)
+
+    def put_layout(self, layout: Layout | None) -> None:
+        if layout is None:
+            self.put(0, 0)
+        else:
+            self.put(len(layout.size), _dtype_code(layout.dtype), *layout.size, *layout.stride)
+
+
+def launcher_for(
+    player: Player,
+    graph: Graph,
+    driver: Driver,
+    inputs: Sequence[Any],
+    may_overlap: bool,
+    pool: Any,
+) -> Any | None:
+    """A launcher for a recording made from `inputs`, or None if only Python can serve it.
+
+    `pool` has `lock`, `stream_word` and `is_usual` (recording/pools.py). `may_overlap`: inputs aliased when recorded.
+    """
+    compiled = module()
+    if compiled is None:
+        return None
+    try:
+        writer = _program(player, graph, driver, inputs, may_overlap, pool)
+    except _NotNative:
+        return None
+    return compiled.Launcher(writer.words.tobytes(), tuple(writer.objects), player.known)
+
+
+def _program(
+    player: Player, graph: Graph, driver: Driver, inputs: Sequence[Any], may_overlap: bool, pool: Any
+) -> _Writer:
+    plan, native = player.plan, graph.native()
+    on_device = driver.device.type == "cuda"
+    slots = _inputs_first(plan)
+    views = sum(1 for entry in plan.returned if isinstance(entry, FromAllocation | FromInput) and entry.view)
+    writer = _Writer()
+    writer.put(
+        _device_type_code(driver.device.type),
+        driver.device.index if driver.device.index is not None else -1,
+        on_device,
+        driver.alignment,
+        may_overlap,
+        _returns_code(plan.returns),
+        native.executable,
+        native.context,
+        ctypes.addressof(pool.stream_word),
+    )
+    writer.put_object(native.replay)
+    writer.put_object(pool.lock.acquire)
+    writer.put_object(pool.lock.release)
+    writer.put_object(player.raise_versions if plan.version_bumps else None)
+    writer.put_object(None if on_device else pool.is_usual)
+    writer.put(
+        len(inputs),
+        sum(1 for slot in plan.slots if not slot.is_output),
+        len(plan.slots),
+        sum(len(slot.bindings) for slot in plan.slots),
+        len(graph.nodes),
+        len(plan.allocations),
+        len(plan.returned),
+        len(plan.allocations) + views,
+    )
+    writer.objects.append(pool)  # keeps the word that launchers read alive
+    _put_inputs(writer, plan, inputs, driver)
+    first_word = 0
+    for slot in slots:
+        writer.put(slot.layout.span, slot.residue, first_word, len(slot.bindings))
+        first_word += len(slot.bindings)
+    for slot in slots:
+        for binding in slot.bindings:
+            area = graph.nodes[binding.node].areas[binding.area]
+            writer.put(area.address + binding.offset, binding.addend, binding.node)
+    _put_nodes(writer, graph, native.nodes)
+    for made in plan.allocations:
+        writer.put(made.slot if made.slot is not None else -1)
+        writer.put_layout(made.layout)
+    for entry in plan.returned:
+        _put_returned(writer, entry, plan, inputs)
+    return writer
+
+
+def _returns_code(kind: type | None) -> int:
+    if kind is None:
+        return 0
+    return 1 if issubclass(kind, tuple) else 2
+
+
+def _inputs_first(plan: Plan) -> Sequence[Any]:
+    if any(slot.engine is Engine.COPY for slot in plan.slots):
+        raise _NotNative
+    roles = [slot.is_output for slot in plan.slots]
+    if roles != sorted(roles) or any(slot.is_output and slot.residue for slot in plan.slots):
+        raise _NotNative
+    return plan.slots
+
+
+def _put_inputs(writer: _Writer, plan: Plan, inputs: Sequence[Any], driver: Driver) -> None:
+    slot_of = {slot.source: number for number, slot in enumerate(plan.slots) if not slot.is_output}
+    for position, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            writer.put(1)
+            writer.put_object(value)
+        elif not driver.owns(value) or value.dtype.is_complex:
+            # Values that the host reads, and tensors that may be lazily conjugated: Python looks at those.
+            raise _NotNative
+        else:
+            writer.put(0, slot_of.get(position, -1))
+            writer.put_layout(Layout.of(value))
+
+
+def _put_nodes(writer: _Writer, graph: Graph, native: Sequence[tuple[int, int, int] | None]) -> None:
+    for node, handles in zip(graph.nodes, native, strict=True):
+        if handles is not None:
+            writer.put(*handles)
+            writer.put_object(None)
+        else:
+            writer.put(_NATIVE_KINDS["python"], 0, 0)
+            writer.put_object(_updater(graph, node) if node.kind is not NodeKind.EMPTY else None)
+
+
+def _updater(graph: Graph, node: Any) -> Callable[[], None]:
+    return functools.partial(graph.update, node)
+
+
+def _put_returned(writer: _Writer, entry: Returned, plan: Plan, inputs: Sequence[Any]) -> None:
+    kind: int
+    constant: Any = None
+    dtype: torch.dtype | None = None
+    match entry:
+        case FromAllocation(position, view, offset):
+            kind, dtype = (2 if view else 0), plan.allocations[position].layout.dtype
+        case FromInput(position, view, offset):
+            kind, dtype = (3 if view else 1), getattr(inputs[position], "dtype", None)
+        case FromConstant(constant):
+            kind, position, view, offset = 4, 0, None, 0
+        case Again(position):
+            kind, view, offset = 5, None, 0
+    if view is not None and (view.dtype != dtype or offset % view.dtype.itemsize):
+        raise _NotNative
+    writer.put(kind, position, offset // view.dtype.itemsize if view is not None else 0)
+    writer.put_object(constant)
+    writer.put_layout(view)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import getpass
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -20,6 +21,8 @@ from rich.table import Table
 
 import pygraph_inductor
 from pygraph_inductor.reporting import table
+from pygraph_inductor.seams import declines
+from pygraph_inductor.seams.table import ENTRY
 
 # Imports in a child process, so that what this process has loaded already does not count.
 IMPORT_TIMES = """
@@ -107,12 +110,16 @@ def writable(folder: str) -> tuple[str, State]:
 
 def installation() -> Iterator[Finding]:
     """Whether torch's seams carry our functions, and which contexts stay with stock PyTorch."""
+    importlib.import_module(ENTRY)  # the seams are checked and replaced when it is there
     report = pygraph_inductor.report()
     enabled = pygraph_inductor.enabled()
     state = State.GOOD if enabled else State.PROBLEM
     yield Finding("installed into torch", "yes" if enabled else "no", state)
-    for name, value in report.installed.items():
-        yield Finding(f"  {name}", str(value))
+    for name in ("seams", "code generation"):
+        if name in report.installed:
+            yield Finding(f"  {name}", str(report.installed[name]))
+    if torch.cuda.is_available() and (reason := declines.of_process()) is not None:
+        yield Finding("declined", reason, State.PROBLEM)
     for line in report.declined:
         yield Finding("declined", line, State.NOTE)
 

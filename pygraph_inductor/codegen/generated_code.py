@@ -103,7 +103,7 @@ class _Reader:
 
     lines: list[str]
     kernels: frozenset[str]
-    root: dict[str, int] = field(default_factory=dict)  # name -> the input whose memory it is
+    roots: dict[str, frozenset[int]] = field(default_factory=dict)  # name -> the inputs whose memory it may be
     uses: dict[int, list[Use]] = field(default_factory=dict)
 
     def read(self, function: ast.FunctionDef) -> FunctionText:
@@ -112,7 +112,7 @@ class _Reader:
         for statement in _statements(function.body):
             if not inputs and _is_unpacking(statement):
                 inputs = _names(statement)
-                self.root = {name: position for position, name in enumerate(inputs)}
+                self.roots = {name: frozenset({position}) for position, name in enumerate(inputs)}
                 self.uses = {position: [] for position in range(len(inputs))}
             elif not isinstance(statement, ast.Delete):
                 self._follow(statement)
@@ -125,17 +125,19 @@ class _Reader:
 
     def _follow(self, statement: ast.stmt) -> None:
         parents = {child: parent for parent in ast.walk(statement) for child in ast.iter_child_nodes(parent)}
-        taken_over: int | None = None  # the input that the assigned name is, or is a view of
+        renamed: frozenset[int] = frozenset()  # what the assigned name is, is a view of, or is a list of
         for node in ast.walk(statement):
-            if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in self.root):
+            if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in self.roots):
                 continue
-            position = self.root[node.id]
             use = self._use(node, parents, statement)
-            if use is None:
-                taken_over = position
-            else:
-                self.uses[position].append(use)
-        self._assign(statement, taken_over)
+            if use is None or use.kind == "reused":
+                renamed |= self.roots[node.id]
+            if use is not None:
+                for position in self.roots[node.id]:
+                    self.uses[position].append(use)
+        # Inductor never gives a name twice, so a name of an input stays one; what a partition passes through keeps it.
+        if renamed and isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            self.roots[statement.targets[0].id] = renamed
 
     def _use(self, name: ast.Name, parents: dict[ast.AST, ast.AST], statement: ast.stmt) -> Use | None:
         """How `statement` uses the memory behind `name`; None if it only gives it another name."""
@@ -161,24 +163,6 @@ class _Reader:
                 return Use("reused", ast.unparse(statement.targets[0]))
             return None
         return Use("host", ast.unparse(outer))
-
-    def _assign(self, statement: ast.stmt, taken_over: int | None) -> None:
-        """An assigned name becomes another name of the input it was given.
-
-        Inductor never gives a name twice, so a name of an input stays one; what a partition passes through keeps it.
-        """
-        if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
-            return
-        if taken_over is None:
-            taken_over = self._reused_root(statement.value)
-        if taken_over is not None:
-            self.root[statement.targets[0].id] = taken_over
-
-    def _reused_root(self, value: ast.expr) -> int | None:
-        """The input behind `buf1` or `reinterpret_tensor(buf1, …)`, whose memory the assigned buffer takes over."""
-        while isinstance(value, ast.Call) and ast.unparse(value.func) in _VIEWS and value.args:
-            value = value.args[0]
-        return self.root.get(value.id) if isinstance(value, ast.Name) else None
 
 
 def _is_unpacking(statement: ast.stmt) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -111,6 +112,18 @@ def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
 
 
 @contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage may hold graphs, and destroying a graph breaks a capture of the same thread."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def _library_state() -> Iterator[None]:
     """cuBLAS workspaces are made anew for (and after) a capture, and cuDNN's benchmark does not empty caches in it.
 
@@ -152,7 +165,7 @@ class CudaDriver:
         generators: Sequence[torch.Generator] = (),
     ) -> tuple[CudaGraph, T]:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with _library_state(), torch.cuda.stream(self._capture_stream):
+        with _no_collection(), _library_state(), torch.cuda.stream(self._capture_stream):
             result = self._capture_into(graph, body, pool, generators)
         return CudaGraph(graph), result
 

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pygraph_inductor.driver.protocol import Area, Node, NodeKind
 from pygraph_inductor.replay.plan import Binding
 
+# A kernel may start this many bytes before a slot or behind it (padding, negative offsets). Farther away, eight bytes
+# that moved like a slot are two fields: cuDNN's layout kernels have the low half of an address, left over from an
+# earlier call, next to a float, and rewriting both would change the float.
+_NEARBY = 1 << 20
 _SHIFTS = range(1, 13)  # an address may be stored in units of up to 4 KiB
 _LOW = (1 << 32) - 1
 
@@ -94,7 +98,10 @@ class _Search:
         slot = self._slot_of.get(new - old)
         if slot is None:
             return False
-        self.by_slot[slot].append(Binding(node.index, number, offset, new - self._movement.second[slot]))
+        addend = new - self._movement.second[slot]
+        if not -_NEARBY <= addend <= self._movement.reach + _NEARBY:
+            return False
+        self.by_slot[slot].append(Binding(node.index, number, offset, addend))
         return True
 
     def _must_not_depend(self, node: Node, old: bytes, new: bytes) -> None:

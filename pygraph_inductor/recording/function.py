@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class RecordedFunction:
         self._facts = facts
         self._driver = driver
         self._log = register(FunctionFacts(facts.name, facts.kind, facts.source, str(facts.device)), self.refresh)
-        self._front: Any | None = None
+        self._front: Callable[[], Any | None] = lambda: None
         self._replays_of_retired = 0
         # Guards the entries. No other lock is taken while it is held; a pool's lock may be held when it is taken.
         self._lock = threading.Lock()
@@ -67,9 +68,9 @@ class RecordedFunction:
         compiled = native.module() if self._refusal is None else None
         if compiled is None:
             return self
-        if self._front is None:
-            self._front = compiled.Front(self)
-        return self._front
+        front = compiled.Front(self)
+        self._front = weakref.ref(front)  # it holds this function; a cycle would keep graphs until the next collection
+        return front
 
     def refresh(self) -> None:
         """Bring the reported counts up to date."""
@@ -152,8 +153,9 @@ class RecordedFunction:
         if isinstance(entry, Recording):
             self._retired.append(entry)
             self._replays_of_retired += entry.count()
-            if self._front is not None and entry.launcher is not None:
-                self._front.remove(entry.launcher)
+            front = self._front()
+            if front is not None and entry.launcher is not None:
+                front.remove(entry.launcher)
             self._log.retired += 1
             with contextlib.suppress(ValueError):
                 self._log.recordings.remove(entry.log)
@@ -188,8 +190,9 @@ class RecordedFunction:
                 return self._after_error(inputs, error)
             result = player.launch(inputs, prepared)
             recording.replayed_in_python()
-        if self._front is not None and recording.launcher is not None and not self._front.holds(recording.launcher):
-            self._front.add(recording.launcher)  # the next such call need not come here
+        front = self._front()
+        if front is not None and recording.launcher is not None and not front.holds(recording.launcher):
+            front.add(recording.launcher)  # the next such call need not come here
         inputs.clear()
         return result
 
@@ -210,7 +213,7 @@ class RecordedFunction:
             inputs.clear()
             pool.enter()
             attempt = record(request)
-            if attempt.recording is not None and self._front is not None:
+            if attempt.recording is not None and self._front() is not None:
                 self._give_launcher(attempt.recording, request)
             self._settle(key, attempt)
         return attempt.result
@@ -228,8 +231,9 @@ class RecordedFunction:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             warn_once(self._facts, reason, "its replays go through Python, which is slower")
-        if recording.launcher is not None and self._front is not None:
-            self._front.add(recording.launcher)
+        front = self._front()
+        if recording.launcher is not None and front is not None:
+            front.add(recording.launcher)
 
     def _settle(self, key: Hashable, attempt: Attempt) -> None:
         self._log.plain_calls += 1

@@ -678,6 +678,7 @@ typedef struct {
     Launcher *launchers[FRONT_LIMIT];
     int count;
     vectorcallfunc vectorcall;
+    PyObject *weak_references;
 } Front;
 
 static PyObject *front_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
@@ -736,6 +737,8 @@ static int front_clear(Front *self)
 static void front_dealloc(Front *self)
 {
     PyObject_GC_UnTrack(self);
+    if (self->weak_references)
+        PyObject_ClearWeakRefs((PyObject *)self);
     front_clear(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -791,6 +794,7 @@ static PyTypeObject front_object = {
     .tp_methods = front_methods,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Front, vectorcall),
+    .tp_weaklistoffset = offsetof(Front, weak_references),
 };
 
 /* ---- the module */

@@ -14,7 +14,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from pygraph_inductor.reporting.facts import FunctionFacts, RecordingFacts, Report
 
-WIDTH = 140  # where the output is not a terminal: wide enough for the report, narrow enough for a log
+WIDTH = 140  # at least, so that no cell is squeezed beyond reading; a narrower terminal wraps lines
 
 
 def report_text(report: Report) -> str:
@@ -76,16 +76,16 @@ def readable_bytes(count: int) -> str:
 
 
 def console() -> Console:
-    """A console on standard output that does not squeeze tables when the output is a pipe or a file."""
+    """A console on standard output; a pipe or a file gets the full width."""
     found = Console()
     return found if found.is_terminal else Console(width=max(WIDTH, found.width))
 
 
 def rendered(*parts: RenderableType) -> str:
     """The parts as plain text, without colours."""
-    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    width = max(WIDTH, shutil.get_terminal_size().columns)
     out = io.StringIO()
-    target = Console(file=out, width=max(width, 100), force_terminal=False, color_system=None, highlight=False)
+    target = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False)
     for part in parts:
         target.print(part, markup=False) if isinstance(part, str) else target.print(part)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -19,6 +19,7 @@ from pygraph_inductor.seams.compilation import Compilation, entered, from_knobs,
 from pygraph_inductor.seams.places import place_of
 
 _GRAPHS = "triton.cudagraphs"
+_FAILED = "a compilation is left to stock PyTorch"
 
 
 def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,35 +30,45 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_fx(*args: Any, **kwargs: Any) -> Any:
         if entered():  # stock calls itself again after it has applied options
             return original(*args, **kwargs)
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        options = dict(call.arguments["config_patches"] or {})
-        compilation = _compilation(call.arguments["model_"], options)
-        if _is_turned_on_by_us(compilation, options, call.arguments["model_"], call.arguments["example_inputs_"]):
-            call.arguments["config_patches"] = {**options, _GRAPHS: True}
-        call.arguments["inner_compile"] = _remembering(call.arguments["inner_compile"], compilation)
+        compilation = replace(from_knobs(), declined=_FAILED)
+        with declines.harmless(_FAILED, compilation.settings.strict):
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            compilation = _prepare(call.arguments, compilation)
+            args, kwargs = call.args, call.kwargs
         with going_on(compilation):
-            _register(compilation)
-            return original(*call.args, **call.kwargs)
+            return original(*args, **kwargs)
 
     return compile_fx
 
 
-def _compilation(model: Any, options: dict[str, Any]) -> Compilation:
+def _prepare(arguments: dict[str, Any], compilation: Compilation) -> Compilation:
+    """Change the arguments of `compile_fx` so that the compilation, and its backward later, is ours."""
+    model = arguments["model_"]
+    options = dict(arguments["config_patches"] or {})
+    compilation = _compilation(compilation, model, options)
+    if _is_turned_on_by_us(compilation, options, model, arguments["example_inputs_"]):
+        arguments["config_patches"] = {**options, _GRAPHS: True}
+    arguments["inner_compile"] = _remembering(arguments["inner_compile"], compilation)
+    _register(compilation)
+    return compilation
+
+
+def _compilation(compilation: Compilation, model: Any, options: dict[str, Any]) -> Compilation:
     nodes = model.graph.nodes if isinstance(model, torch.fx.GraphModule) else ()
     annotation = getattr(model, "meta", {}).get("cudagraph_annotation")  # torch._dynamo.override_cudagraphs, 2.12+
     forward_off = getattr(annotation, "fwd", None) is False
     compilation = replace(
-        from_knobs(),
+        compilation,
         source=place_of(node.meta.get("stack_trace") for node in nodes if node.op == "call_function"),
         forward_off=forward_off,
         backward_off=forward_off or getattr(annotation, "bwd", None) is False,
     )
+    reason = declines.of_wrapper(options) if compilation.borrowed else None
     asked = options.get(_GRAPHS, _stock_option(_GRAPHS)) or compilation.always
-    if asked and compilation.borrowed and (reason := declines.of_wrapper(options)):
+    if asked and reason is not None:
         declines.note(reason)
-        compilation = replace(compilation, declined=reason)
-    return compilation
+    return replace(compilation, declined=reason)
 
 
 def _is_turned_on_by_us(compilation: Compilation, options: dict[str, Any], model: Any, inputs: Any) -> bool:
@@ -94,7 +105,8 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
     @functools.wraps(inner_compile)
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         with going_on(compilation):
-            _register(compilation)
+            with declines.harmless("code generation is left to stock PyTorch", compilation.settings.strict):
+                _register(compilation)
             return inner_compile(*args, **kwargs)
 
     return compile_inner

@@ -5,10 +5,12 @@ Asked by the seams at compile time; the report lists what was met.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ XPU = "torch is built for XPU: only CUDA devices are served, graphs are left to 
 NO_TRITON = "Triton is not installed: Inductor cannot compile for CUDA, so there is nothing to record there"
 NO_BINDINGS = "cuda-bindings is missing or too old: addresses in graphs cannot be rewritten, stock PyTorch is used"
 OLD_DRIVER = "the CUDA driver is older than 12.4: addresses in graphs cannot be rewritten, stock PyTorch is used"
+NO_DRIVER = "the CUDA driver cannot be loaded: addresses in graphs cannot be rewritten, stock PyTorch is used"
 NO_CUDA = "no CUDA device: graphs on the CPU are left alone (pygraph_inductor.config.simulate = True simulates one)"
 
 # cuFuncGetParamInfo, which tells the sizes of a kernel's parameters, is the newest call we need: CUDA 12.4.
@@ -101,16 +104,29 @@ def _of_allocator() -> str | None:
 
 @functools.cache
 def _graphs_can_be_rewritten() -> str | None:
+    # A broken installation raises more than ImportError.
     try:
         from cuda.bindings import driver
-    except Exception:  # a broken installation raises more than ImportError
+    except Exception:
         return NO_BINDINGS
     if not all(hasattr(driver, name) for name in _NEWEST_CALLS):
         return NO_BINDINGS
-    status, version = driver.cuDriverGetVersion()  # needs no context
-    if int(status) != 0 or version < _OLDEST_DRIVER:
-        return OLD_DRIVER
-    return None
+    try:
+        status, version = driver.cuDriverGetVersion()  # needs no context
+    except Exception:
+        return NO_DRIVER
+    return OLD_DRIVER if int(status) != 0 or version < _OLDEST_DRIVER else None
+
+
+@contextlib.contextmanager
+def harmless(what: str, strict: bool) -> Iterator[None]:
+    """Within it an error of ours becomes a line of the report and stock behaviour, unless `config.strict`."""
+    try:
+        yield
+    except Exception as error:
+        if strict:
+            raise
+        note(f"{what}: {type(error).__name__}: {error} (pygraph_inductor.config.strict = True raises instead)")
 
 
 def note_cpu_graph() -> None:

@@ -27,12 +27,16 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, example_inputs, constants, graph_kwargs)
         on_at_entry = bool(graph_kwargs.get("cudagraphs"))
         asked = _asked(compilation, bool(graph_kwargs.get("is_backward")))
-        if asked and compilation.simulate and _is_cpu_only(self):
-            _simulate(self, compilation)
+        simulated = asked and compilation.simulate and _is_cpu_only(self)
+        strict = compilation.settings.strict
+        if simulated:
+            with declines.harmless("a CPU graph is not simulated", strict):
+                _simulate(self, compilation)
         with visit.of(self) as visited:
             original(self, example_inputs, constants, graph_kwargs)
-        if asked and not visited.functions and not (compilation.simulate and _is_cpu_only(self)):
-            _report_dropped(self, compilation, on_at_entry)
+        if asked and not simulated and not visited.functions:
+            with declines.harmless("a graph is missing from the report", strict):
+                _report_dropped(self, compilation, on_at_entry)
         return None
 
     return post_compile

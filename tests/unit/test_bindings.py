@@ -1,0 +1,82 @@
+"""Which words of two captures are addresses of slots: on nodes written by hand."""
+
+from __future__ import annotations
+
+import struct
+
+from pygraph_inductor.driver.protocol import Area, Node, NodeKind
+from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
+
+FIRST, SECOND = (0x7F0000000000, 0x7F0000100000), (0x7F0003600200, 0x7F0003700400)
+MOVEMENT = Movement(FIRST, SECOND, reach=4096)
+
+
+def kernel(*words: int | bytes, name: str = "kernel", identity: tuple[int, ...] = (1,)) -> Node:
+    content = b"".join(word if isinstance(word, bytes) else struct.pack("<Q", word) for word in words)
+    return Node(0, NodeKind.KERNEL, name, (Area(content),), identity)
+
+
+def found(first: Node, second: Node) -> Found:
+    return find_bindings([first], [second], MOVEMENT)
+
+
+def places(result: Found) -> list[list[tuple[int, int]]]:
+    return [[(binding.offset, binding.addend) for binding in slot] for slot in result.by_slot]
+
+
+def test_a_word_that_moved_as_a_slot_is_bound_to_it() -> None:
+    result = found(kernel(FIRST[0], 7, FIRST[1] + 64), kernel(SECOND[0], 7, SECOND[1] + 64))
+    assert result.unexplained is None
+    assert places(result) == [[(0, 0)], [(16, 64)]]
+
+
+def test_one_slot_may_be_in_many_words_and_at_four_byte_offsets() -> None:
+    pad = b"\1\2\3\4"
+    result = found(kernel(FIRST[0], pad, FIRST[0]), kernel(SECOND[0], pad, SECOND[0]))
+    assert places(result)[0] == [(0, 0), (12, 0)]
+
+
+def test_an_end_pointer_is_bound_with_its_distance() -> None:
+    assert places(found(kernel(FIRST[0] + 4096), kernel(SECOND[0] + 4096)))[0] == [(0, 4096)]
+
+
+def test_an_intermediate_that_moved_is_no_slot() -> None:
+    result = found(kernel(0x7E0000000000), kernel(0x7E0000200000))
+    assert result == Found(((), ()), None)
+
+
+def test_uninitialised_bytes_mean_nothing() -> None:
+    result = found(kernel(FIRST[0], b"\xde\xad\xbe\xef"), kernel(SECOND[0], b"\x0b\xad\xf0\x0d"))
+    assert result.unexplained is None
+    assert places(result) == [[(0, 0)], []]
+
+
+def test_half_an_address_next_to_a_float_is_left_alone() -> None:
+    one = struct.pack("<f", 1.0)
+    low = [struct.pack("<I", address & 0xFFFFFFFF) for address in (FIRST[0], SECOND[0])]
+    result = found(kernel(low[0] + one), kernel(low[1] + one))
+    assert result == Found(((), ()), None)
+
+
+def test_an_address_in_other_units_is_not_explained() -> None:
+    result = found(kernel(FIRST[0] >> 4, FIRST[0]), kernel(SECOND[0] >> 4, SECOND[0]))
+    assert result.unexplained and "in a way that we do not know" in result.unexplained
+    assert places(result) == [[], []]
+
+
+def test_slots_that_moved_alike_cannot_be_told_apart() -> None:
+    movement = Movement((4096, 8192), (1 << 40, (1 << 40) + 4096), reach=64)
+    result = find_bindings([kernel(4096)], [kernel(1 << 40)], movement)
+    assert result.unexplained == "two slots moved alike"
+
+
+def test_captures_of_different_work_are_not_compared() -> None:
+    assert found(kernel(1), kernel(1, identity=(2,))).unexplained
+    assert found(kernel(1), kernel(1, 2)).unexplained
+    assert find_bindings([kernel(1)], [], MOVEMENT).unexplained
+
+
+def test_an_unknown_node_is_named() -> None:
+    unknown = Node(0, NodeKind.OTHER, "conditional")
+    result = find_bindings([unknown], [unknown], MOVEMENT)
+    assert result.unexplained == "a conditional node"

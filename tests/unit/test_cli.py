@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_interpreter import ROOT, python
 
 from pygraph_inductor import __main__ as cli
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 # What a script sees of how it was started, one item a line.
 SCRIPT = """
@@ -22,12 +20,6 @@ print(sys.argv)
 print(sys.path[0])
 print(__loader__.__class__.__name__, __builtins__.__name__, __spec__)
 """
-
-
-def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run python with the checkout importable."""
-    full = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=full, capture_output=True, text=True, timeout=120)
 
 
 def pygraph(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from fresh_interpreter import python, succeeds
 
 COMPILE = """
 import torch
@@ -31,32 +25,20 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a new interpreter with the checkout importable and torch's own defaults."""
-    full = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"}
-    full.update({"PYTHONPATH": str(ROOT), **environment})
-    return subprocess.run([sys.executable, "-c", code], env=full, capture_output=True, text=True, timeout=300)
-
-
-def succeeds(code: str, **environment: str) -> str:
-    """Run code that must end well; its standard output."""
-    done = python(code, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_import_touches_no_cuda_device():
     succeeds(
+        "-c",
         "import torch\n"
         "def refuse(*args): raise AssertionError('CUDA was initialised')\n"
         "torch._C._cuda_init = torch.cuda._lazy_init = refuse\n"
         "import pygraph_inductor\n"
-        "assert pygraph_inductor.enabled() and not torch.cuda.is_initialized()\n"
+        "assert pygraph_inductor.enabled() and not torch.cuda.is_initialized()\n",
     )
 
 
 def test_import_starts_no_thread_and_no_process():
     succeeds(
+        "-c",
         "import os, sys, threading, torch\n"
         "def threads(): return len(os.listdir('/proc/self/task'))\n"
         "before, started = threads(), []\n"
@@ -65,30 +47,30 @@ def test_import_starts_no_thread_and_no_process():
         "import pygraph_inductor\n"
         "assert pygraph_inductor.enabled()\n"
         "assert started == [], started\n"
-        "assert (threads(), threading.active_count()) == (before, 1)\n"
+        "assert (threads(), threading.active_count()) == (before, 1)\n",
     )
 
 
 def test_import_compiles_nothing(tmp_path):
     folder = tmp_path / "cache"
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
-    succeeds("import pygraph_inductor", **environment)
+    succeeds("-c", "import pygraph_inductor", **environment)
     assert [path for path in folder.rglob("*") if path.is_file()] == []
 
 
 def test_import_is_quiet():
-    done = python("import pygraph_inductor")
+    done = python("-c", "import pygraph_inductor")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_import_tolerates_a_torch_that_has_compiled_already():
-    out = succeeds(COMPILE + "import pygraph_inductor\nassert pygraph_inductor.enabled()" + COMPILE)
+    out = succeeds("-c", COMPILE + "import pygraph_inductor\nassert pygraph_inductor.enabled()" + COMPILE)
     assert out == "compiled\ncompiled\n"
 
 
 @pytest.mark.parametrize("order", ["import torch, pygraph_inductor", "import pygraph_inductor, torch"])
 def test_import_works_in_either_order(order):
-    assert succeeds(order + "\nassert pygraph_inductor.enabled()" + COMPILE) == "compiled\n"
+    assert succeeds("-c", order + "\nassert pygraph_inductor.enabled()" + COMPILE) == "compiled\n"
 
 
 def test_package_works_in_a_child_forked_after_the_import():
@@ -101,11 +83,12 @@ def test_package_works_in_a_child_forked_after_the_import():
         "    import sys; sys.stdout.flush(); os._exit(0)\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
     )
-    assert succeeds(code, PYGRAPH_SIMULATE="1") == "compiled\n"
+    assert succeeds("-c", code, PYGRAPH_SIMULATE="1") == "compiled\n"
 
 
 def test_child_forked_while_another_thread_reports_does_not_hang():
     succeeds(
+        "-c",
         "import os, pygraph_inductor\n"
         "from pygraph_inductor.reporting import facts\n"
         "with facts._lock:  # as another thread would hold it\n"
@@ -113,26 +96,29 @@ def test_child_forked_while_another_thread_reports_does_not_hang():
         "    if not child:\n"
         "        pygraph_inductor.report()\n"
         "        os._exit(0)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n",
     )
 
 
 def test_disabled_import_does_nothing():
     code = "import pygraph_inductor\nassert not pygraph_inductor.enabled()"
     assert (
-        succeeds(code + COMPILE + "assert not pygraph_inductor.report().functions", PYGRAPH_DISABLE="1") == "compiled\n"
+        succeeds("-c", code + COMPILE + "assert not pygraph_inductor.report().functions", PYGRAPH_DISABLE="1")
+        == "compiled\n"
     )
 
 
 def test_misspelt_environment_variable_is_named_once_with_the_nearest_knob():
-    done = python("import pygraph_inductor; assert pygraph_inductor.enabled()" + COMPILE, PYGRAPH_SIMULAT="1")
+    done = python("-c", "import pygraph_inductor; assert pygraph_inductor.enabled()" + COMPILE, PYGRAPH_SIMULAT="1")
     assert (done.returncode, done.stdout) == (0, "compiled\n")
     [line] = [line for line in done.stderr.splitlines() if "PYGRAPH_" in line]
     assert "PYGRAPH_SIMULAT " in line and "PYGRAPH_SIMULATE" in line
 
 
 def test_bad_value_of_an_environment_variable_keeps_the_default():
-    done = python("from pygraph_inductor import config; print(config.max_recordings)", PYGRAPH_MAX_RECORDINGS="many")
+    done = python(
+        "-c", "from pygraph_inductor import config; print(config.max_recordings)", PYGRAPH_MAX_RECORDINGS="many"
+    )
     assert (done.returncode, done.stdout) == (0, "64\n")
     assert "PYGRAPH_MAX_RECORDINGS" in done.stderr and "many" in done.stderr
 
@@ -150,7 +136,7 @@ def test_misspelt_config_attribute_raises():
 
 def test_torch_without_triton_goes_on_as_stock_torch_and_says_why():
     code = BLOCK.format(module="triton") + "import pygraph_inductor\n" + COMPILE
-    done = python(code)
+    done = python("-c", code)
     assert (done.returncode, done.stdout) == (0, "compiled\n"), done.stderr
     [line] = [line for line in done.stderr.splitlines() if "Triton is not installed" in line]
     assert line
@@ -162,7 +148,7 @@ def test_cache_folder_that_cannot_be_written_behaves_as_in_stock_torch(simulate)
         "TORCHINDUCTOR_CACHE_DIR": "/proc/no-such-folder/cache",
         "TRITON_CACHE_DIR": "/proc/no-such-folder/triton",
     }
-    ours = python("import pygraph_inductor\n" + COMPILE, PYGRAPH_SIMULATE=simulate, **folder)
-    stock = python(COMPILE, **folder)
+    ours = python("-c", "import pygraph_inductor\n" + COMPILE, PYGRAPH_SIMULATE=simulate, **folder)
+    stock = python("-c", COMPILE, **folder)
     assert (ours.returncode, ours.stdout) == (stock.returncode, stock.stdout)
     assert (ours.stderr.strip().splitlines() or [""])[-1] == (stock.stderr.strip().splitlines() or [""])[-1]

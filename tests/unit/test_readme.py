@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from fresh_interpreter import ROOT, succeeds
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_example_runs_and_replays():
     [example] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(example.splitlines()) <= 10
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYGRAPH_SIMULATE": "1"}
-    command = [sys.executable, "-c", example]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "replayed" in done.stdout
+    assert "replayed" in succeeds("-c", example, PYGRAPH_SIMULATE="1")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -123,7 +123,13 @@ class RecordedFunction:
         call = examine(inputs, self._driver)
         if isinstance(call, Refusal):
             return call
-        return call.key, _overlaps_of(inputs, call)
+        found = _overlaps_of(inputs, call)
+        return call.key, found, self._residues_of(inputs, call, found)
+
+    def _residues_of(self, inputs: Sequence[Any], call: Call, found: Overlaps) -> tuple[int, ...]:
+        """Inputs that alias cannot be staged one by one if they come less aligned: another alignment, another key."""
+        aliased = sorted({index for first, second, _ in found for index in (first, second)})
+        return tuple(inputs[call.slots[index]].data_ptr() % self._driver.alignment for index in aliased)
 
     def _may_be_recorded(self, inputs: Sequence[Any]) -> bool:
         """Inductor's options about dynamic shapes: which values of its int inputs a function is recorded for."""

@@ -19,7 +19,7 @@ from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind, UpdateRefu
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
 from pygraph_inductor.recording.capture import Captured, Place, StandInSpace, Work, buffers_of, capture_with
 from pygraph_inductor.recording.facts import Facts
-from pygraph_inductor.recording.inputs import Call, Refusal
+from pygraph_inductor.recording.inputs import Call, Refusal, overlaps
 from pygraph_inductor.recording.outputs import returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
@@ -164,6 +164,9 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt) -> None:
     notes: list[str] = []
     all_copy = frozenset(range(len(work.places)))
     staged = all_copy if request.facts.settings.engine == "copy" else frozenset()
+    if staged and _writes_to_aliases(request):
+        attempt.refusal = Refusal("it writes to inputs that alias each other, which cannot be staged")
+        return
     while True:
         outcome = _try_with(work, request, staged)
         if isinstance(outcome, Recording):
@@ -171,10 +174,18 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt) -> None:
             return
         reason, to_stage = outcome
         notes.append(reason)
-        if to_stage <= staged:
+        if to_stage <= staged or _writes_to_aliases(request):
             attempt.refusal = Refusal(reason)
             return
         staged = staged | to_stage
+
+
+def _writes_to_aliases(request: Request) -> bool:
+    """Whether staging would come between an input that is written and another one that sees the write."""
+    slots = [request.inputs[position] for position in request.call.slots]
+    pairs = overlaps([tensor.data_ptr() for tensor in slots], [Layout.of(tensor).span for tensor in slots])
+    aliased = {request.call.slots[index] for first, second, _ in pairs for index in (first, second)}
+    return any(position in request.written for position in aliased)
 
 
 def _places(request: Request, buffers: Sequence[Any]) -> list[Place]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph_inductor.replay.plan import Layout
 
@@ -32,13 +33,15 @@ class Watched:
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
         self._by_storage: dict[int, int] = {}
+        self._storages: list[StorageWeakRef] = []  # so that no other storage is given the identity of one that died
 
     def add(self, tensor: torch.Tensor) -> None:
         self._by_storage[storage_key(tensor)] = len(self.layouts)
+        self._storages.append(StorageWeakRef(tensor.untyped_storage()))
         self.layouts.append(Layout.of(tensor))
 
     def position_of(self, tensor: torch.Tensor) -> int | None:
-        """Which allocation is behind a tensor that is alive; a freed storage's identity may have come again."""
+        """Which allocation is behind a tensor, if one of these."""
         return self._by_storage.get(storage_key(tensor))
 
 

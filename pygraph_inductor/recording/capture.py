@@ -160,7 +160,7 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
     def body() -> Any:
         with answered(work.facts.namespace, work.facts.allocators, work.trial.allocated, by_allocation):
             result = work.run(list(arguments))
-        _copy_foreign(work.buffers, listed(result), outputs)
+        _copy_foreign(work.driver, work.buffers, listed(result), outputs)
         return result
 
     try:
@@ -177,7 +177,7 @@ def _without_elements(driver: Driver, value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not driver.owns(value) or value.numel():
         return value
     with torch.inference_mode(False):
-        return driver.empty(value.size(), value.stride(), value.dtype)
+        return driver.empty(tuple(value.size()), value.stride(), value.dtype)
 
 
 def _versions(arguments: Sequence[Any]) -> list[int | None]:
@@ -194,13 +194,17 @@ def _version_bumps(arguments: Sequence[Any], before: Sequence[int | None]) -> tu
     )
 
 
-def _copy_foreign(buffers: Sequence[Buffer], returned: Sequence[Any], outputs: Mapping[int, torch.Tensor]) -> None:
+def _copy_foreign(
+    driver: Driver, buffers: Sequence[Buffer], returned: Sequence[Any], outputs: Mapping[int, torch.Tensor]
+) -> None:
     """Record a copy of each storage that an operator allocated: its block may be an intermediate's at other times."""
     for number, buffer in enumerate(buffers):
         if buffer.foreign is None:
             continue
         source = returned[buffer.foreign.positions[0]]
         storage = source.untyped_storage()
+        if not driver.owns(source):
+            raise AllocationsChanged(f"an operator allocated an output on {source.device}")
         if storage.nbytes() != buffer.foreign.nbytes:
             raise AllocationsChanged("an operator allocated an output of another size than in the call before")
         if not storage.nbytes():

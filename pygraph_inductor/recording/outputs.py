@@ -42,6 +42,7 @@ def _same_object(one: Any, other: Any) -> bool:
 class _Sources:
     def __init__(self, work: Work, captured: Captured) -> None:
         self._trial = work.trial
+        self._visible = work.facts.visible_outputs
         self._constants = constants_of(work.facts)
         self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
         self._buffers: dict[int, tuple[int, torch.Tensor]] = {}
@@ -67,6 +68,7 @@ class _Sources:
             return self._constant(position, value)
         if value.is_conj() or value.is_neg():
             raise CannotReturn(f"output {position} is lazily conjugated or negated")
+        self._check_device(position, value)
         key = storage_key(value)
         if position in self._foreign:
             number = self._foreign[position]
@@ -84,6 +86,13 @@ class _Sources:
         if key in self._constants:
             return FromConstant(value)
         raise CannotReturn(f"output {position} lives in memory of the graph")
+
+    def _check_device(self, position: int, value: torch.Tensor) -> None:
+        """Attention has its random seed on the host, but on the device under capture: only its backward may see it."""
+        before = self._trial.returned[position]
+        visible = self._visible is None or position in self._visible
+        if isinstance(before, torch.Tensor) and before.device != value.device and visible:
+            raise CannotReturn(f"output {position} is on {before.device}, but on {value.device} under capture")
 
     def _constant(self, position: int, value: Any) -> Returned:
         if not isinstance(value, _CONSTANTS) or value != self._trial.returned[position]:

@@ -192,6 +192,7 @@ def write_json(path: Path, data: Any) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
         json.dump(data, file, indent=1)
         file.write("\n")
+    os.chmod(file.name, 0o644)
     os.replace(file.name, path)
 
 

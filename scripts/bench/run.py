@@ -47,6 +47,7 @@ class Options:
     probe: bool = True
     again: bool = False
     commit: str | None = None
+    worker: tuple[str, ...] = (sys.executable, "-m", "scripts.bench.worker")
 
     def configuration(self) -> dict[str, Any]:
         """What a result must agree on to be comparable with another."""
@@ -63,21 +64,18 @@ class Options:
 class Worker:
     """A worker process: started at once, killed past its limit, its log kept beside its answer."""
 
-    def __init__(
-        self, name: str, arguments: Sequence[str], folder: Path, cache: Path, limit: float, gate: bool
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], folder: Path, cache: Path, limit: float) -> None:
         self.name, self.limit, self.started = name, limit, time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         self.answer, self.log = folder / f"{name}.answer.json", folder / f"{name}.log"
         self.answer.unlink(missing_ok=True)
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONUNBUFFERED": "1"}
-        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1" if "simulate" in arguments else "4")
-        command = [sys.executable, "-m", "scripts.bench.worker", *arguments, "--out", str(self.answer)]
+        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1" if "simulate" in command else "4")
         self.ready = threading.Event()
         self.killed: str | None = None
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command + (["--gate"] if gate else []),
+                [*command, "--out", str(self.answer)],
                 cwd=facts.ROOT,
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -222,9 +220,10 @@ class Run:
         item.result.status, item.result.reason = "skipped", f"needs {missing}, which is not installed"
         return self.finish(item)
 
-    def start(self, name: str, arguments: Sequence[str], cache: str = "shared", gate: bool = False) -> Worker:
+    def start(self, name: str, arguments: Sequence[str], cache: str = "shared") -> Worker:
         limit = max(min(self.options.limit, self.left() - 5), 1)
-        worker = Worker(name, arguments, self.options.out / "logs", self.options.cache / cache, limit, gate)
+        command = (*self.options.worker, *arguments)
+        worker = Worker(name, command, self.options.out / "logs", self.options.cache / cache, limit)
         self.workers.append(worker)
         return worker
 
@@ -281,8 +280,8 @@ class Run:
             self.tell(item.workload, "preparing", None)
             name = item.workload.name
             arguments = ["time", name, "--device", self.options.device, "--variants", ",".join(self.options.variants)]
-            arguments += ["--seconds", str(self.options.seconds), "--floor", item.floor or ""]
-            item.timer = self.start(f"{name}.time", arguments, gate=True)
+            arguments += ["--seconds", str(self.options.seconds), "--floor", item.floor or "", "--gate"]
+            item.timer = self.start(f"{name}.time", arguments)
         self.wait(item.timer for item in items if item.timer)
         for item in items:
             assert item.timer is not None

@@ -1,0 +1,88 @@
+"""The benchmark page and plots come from data alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scripts.bench import facts, page, results
+from tests.unit.bench_data import result
+
+GOLDEN = Path(__file__).with_name("golden") / "bench_page.md"
+TEMPLATE = (facts.ROOT / "docs" / "benchmarks" / page.TEMPLATE).read_text()
+OTHER = {"id": "f" * 40, "sources": "beef", "changed": False}
+
+
+def rows():
+    wrong = result("VM", 100, 80, 20, 18, status="wrong", reason="ours: error 0.3 against eager, allowed 0.05")
+    wrong.variants["ours"].status, wrong.variants["ours"].reason = "wrong", "error 0.3 against eager, allowed 0.05"
+    lost = result("EOS", 100, 80, 50, 45, status="timeout", reason="timeout: no answer within 300 s", variants={})
+    floorless = result("XLNET-I", 100, 140, 45, 40)
+    floorless.variants["floor"].timing.kind = "kernels"
+    floorless.variants["floor"].reason = "not captured: RuntimeError: operation not permitted"
+    return [result("TKE", 100, 90, 60, 50), floorless, wrong, lost, result("MTCG-T", 100, 80, 70, 60)]
+
+
+def test_page_is_what_it_was():
+    """BENCH_ACCEPT=1 rewrites the golden page after a change that was meant."""
+    text = page.page(TEMPLATE, rows(), pool=False, plots={"speed": Path("plots/speed.svg")})
+    if os.environ.get("BENCH_ACCEPT") == "1":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_rows_of_another_commit_are_marked_and_in_no_average():
+    old = result("DLRM", 100, 80, 10, 9, commit=OTHER)
+    main, others = page.chosen([*rows(), old], pool=False)
+    assert [r.workload for r in others] == ["DLRM"]
+    assert "DLRM" not in [r.workload for r in main]
+    text = page.page(TEMPLATE, [*rows(), old], pool=False, plots={})
+    assert "DLRM (ffffffffffff)" in text
+    assert "pool" not in page.origin(main, others)
+
+
+def test_pooling_is_said():
+    main, others = page.chosen([*rows(), result("DLRM", 100, 80, 10, 9, commit=OTHER)], pool=True)
+    assert not others
+    assert "pool rows of several commits" in page.origin(main, others)
+
+
+def test_the_newest_row_of_a_commit_counts():
+    newer = result("TKE", 100, 90, 30, 25, finished="2026-02-01T00:00:00+00:00")
+    main, _ = page.chosen([newer, *rows()], pool=False)
+    assert next(r for r in main if r.workload == "TKE") is newer
+
+
+def test_simulated_rows_are_not_on_the_page():
+    simulated = result("A", 1, 1, 1, 1)
+    simulated.environment = {**simulated.environment, "device": "sim"}
+    assert page.chosen([simulated], pool=False) == ([], [])
+
+
+def test_page_without_data_says_so():
+    text = page.page(TEMPLATE, [], pool=False, plots={})
+    assert page.NOTHING in text
+    assert "{{" not in text
+
+
+def test_every_published_figure_has_a_row():
+    paper = page.json.loads(page.PAPER.read_text())
+    for figures in paper["workloads"].values():
+        assert figures.keys() <= page.PUBLISHED.keys()
+
+
+def test_publish_writes_page_and_plots(tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib (the bench extra)")
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / page.TEMPLATE).write_text(TEMPLATE)
+    results.collect(rows(), folder / "data" / "one.json")
+    written = page.publish(folder / "data", folder, pool=False, plots=True)
+    assert {path.name for path in written} >= {"README.md", "speed.svg", "floor.svg", "bytes.svg", "memory.svg"}
+    assert "![speed](plots/speed.svg)" in (folder / "README.md").read_text()
+    first = (folder / "plots" / "speed.svg").read_bytes()
+    page.publish(folder / "data", folder, pool=False, plots=True)
+    assert (folder / "plots" / "speed.svg").read_bytes() == first

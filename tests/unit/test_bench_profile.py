@@ -1,0 +1,69 @@
+"""What is read from a profiler's trace: copies by direction, kernels in and out of graphs. Traces written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.bench.profile import read_trace
+
+
+def launch(name: str, correlation: int) -> dict:
+    return {"ph": "X", "cat": "cuda_runtime", "name": name, "args": {"correlation": correlation}}
+
+
+def kernel(name: str, correlation: int, origin: int = 0, microseconds: float = 2.0) -> dict:
+    args = {"correlation": correlation, "External id": origin}
+    return {"ph": "X", "cat": "kernel", "name": name, "dur": microseconds, "args": args}
+
+
+def copy_node(direction: str, nbytes: int, correlation: int) -> dict:
+    args = {"correlation": correlation, "bytes": nbytes}
+    return {"ph": "X", "cat": "gpu_memcpy", "name": f"Memcpy {direction} (A -> B)", "dur": 1.0, "args": args}
+
+
+def operator(name: str, origin: int, shapes: list, kinds: list) -> dict:
+    args = {"External id": origin, "Input Dims": shapes, "Input type": kinds}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "args": args}
+
+
+def test_kernels_of_a_graph_launch_are_in_graphs():
+    found = read_trace(
+        [launch("cudaGraphLaunch", 1), kernel("a", 1), kernel("b", 1), launch("cuLaunchKernelEx", 2), kernel("c", 2)], 1
+    )
+    assert (found.kernels, found.kernels_in_graphs, found.graph_launches) == (3, 2, 1)
+    assert found.busy_us == 6.0
+
+
+def test_copies_are_told_apart_by_direction():
+    found = read_trace([copy_node("DtoD", 100, 1), copy_node("HtoD", 10, 2), copy_node("DtoH", 1, 3)], 1)
+    assert found.copied_bytes == {"device_to_device": 100, "host_to_device": 10, "device_to_host": 1, "other": 0}
+
+
+def test_a_copy_kernel_outside_graphs_counts_with_its_operators_size():
+    events = [
+        operator("aten::copy_", 7, [[3, 4], [3, 4], []], ["c10::BFloat16", "c10::BFloat16", "Scalar"]),
+        launch("cudaLaunchKernel", 1),
+        kernel("direct_copy_kernel", 1, origin=7),
+    ]
+    assert read_trace(events, 1).copied_bytes["device_to_device"] == 24
+
+
+@pytest.mark.parametrize(("element", "size"), [("float", 4), ("c10::BFloat16", 2), ("long", 8)])
+def test_a_list_of_copies_counts_once_however_many_kernels_it_takes(element, size):
+    name = f"multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<{element}, {element}, 2, 1, 1>>"
+    events = [
+        operator("aten::_foreach_copy_", 7, [[[3, 4], [5]], [[3, 4], [5]], []], ["TensorList", "TensorList", "Scalar"]),
+        kernel(name, 1, origin=7),
+        kernel(name, 2, origin=7),
+    ]
+    assert read_trace(events, 1).copied_bytes["device_to_device"] == 17 * size
+
+
+def test_other_kernels_copy_nothing():
+    events = [operator("aten::add_", 7, [[3, 4]], ["float"]), kernel("add", 1, origin=7)]
+    assert read_trace(events, 1).copied_bytes["device_to_device"] == 0
+
+
+def test_counts_are_per_iteration():
+    found = read_trace([launch("cudaGraphLaunch", 1), kernel("a", 1), launch("cudaGraphLaunch", 2), kernel("a", 2)], 2)
+    assert (found.kernels, found.graph_launches, found.busy_us) == (1, 1, 2)

@@ -1,0 +1,160 @@
+"""The benchmark's numbers: statistics, the schema, comparisons with confidence, goals."""
+
+from __future__ import annotations
+
+import json
+import math
+import typing
+
+import pytest
+
+from scripts.bench import facts, goals, results
+from scripts.bench.compare import compared
+from scripts.bench.results import Result, VariantResult
+from scripts.bench.stats import Spread, geomean, quantile, ratio
+from tests.unit.bench_data import WOBBLE, result, timing
+
+
+def test_quantiles_interpolate():
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert quantile([1.0], 0.99) == 1.0
+
+
+def test_spread_shows_the_tail():
+    spread = Spread.of([1.0] * 98 + [50.0] * 2)
+    assert spread.median == 1.0
+    assert spread.p99 > 25
+
+
+def test_paired_ratio_is_surer_than_an_unpaired_one():
+    slow_moments = [1.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 1.0, 1.0]
+    half = [value / 2 for value in slow_moments]
+    paired, unpaired = ratio(slow_moments, half), ratio(slow_moments, half, paired=False)
+    assert paired.low == paired.value == paired.high == 2.0
+    assert unpaired.high - unpaired.low > 0.5
+
+
+def test_geomean_of_a_factor_and_its_inverse_is_one():
+    assert math.isclose(geomean([4.0, 0.25]), 1.0)
+    assert geomean([]) is None
+
+
+def test_result_survives_json():
+    one = result("A", 100, 80, 50, 45)
+    assert results.from_json(json.loads(json.dumps(results.encode(one)))) == one
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 99}, "schema 99"),
+        ({"statuss": "ok"}, "no field statuss"),
+        ({"workload": None}, r"Result.workload: expected str"),
+        ({"variants": {"ours": {"timing": {"kind": "measured"}}}}, r"Timing lacks .*latency_us"),
+    ],
+)
+def test_wrong_field_is_named(change, message):
+    data = {**results.encode(result("A", 100, 80, 50, 45)), **change}
+    with pytest.raises(ValueError, match=message):
+        results.from_json(data)
+
+
+def test_results_are_collected_into_one_file_and_read_back(tmp_path):
+    both = [result("A", 100, 80, 50, 45), result("B", 10, 12, 9, 8)]
+    for one in both:
+        results.save(tmp_path / "parts", one)
+    results.collect(results.load(tmp_path / "parts"), tmp_path / "all.json")
+    assert results.load(tmp_path / "all.json") == both
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    results.write_json(tmp_path / "a.json", {"old": 1})
+    with pytest.raises(TypeError):
+        results.write_json(tmp_path / "a.json", {"new": object()})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1}
+
+
+def test_every_field_is_documented():
+    text = (facts.ROOT / "docs" / "benchmarks" / "SCHEMA.md").read_text()
+    for kind in (Result, VariantResult, results.Timing, results.Startup, results.Memory, results.Profile,
+                 results.Accuracy, results.Graphs, Spread):  # fmt: skip
+        for field in typing.get_type_hints(kind):
+            assert f"`{field}`" in text, f"{kind.__name__}.{field}"
+
+
+def changes_of(old: Result, new: Result) -> dict[tuple[str, str], str]:
+    return {(change.variant, change.measure): change.verdict for change in compared([old], [new])}
+
+
+def test_slower_beyond_noise_is_a_regression():
+    verdicts = changes_of(result("A", 100, 80, 50, 45), result("A", 100, 80, 60, 45))
+    assert verdicts["ours", "time, in flight"] == "worse"
+    assert verdicts["ours", "latency"] == "worse"
+    assert verdicts["stock", "time, in flight"] == "same"
+
+
+def test_a_slower_machine_is_no_regression():
+    verdicts = changes_of(result("A", 100, 80, 50, 45), result("A", 150, 120, 75, 68))
+    assert verdicts["ours", "time, in flight"] == "same"
+
+
+def test_a_difference_within_noise_is_not_called():
+    old, new = result("A", 100, 80, 50, 45), result("A", 100, 80, 50, 45)
+    noisy = [50 * (1 + 20 * (factor - 1)) for factor in WOBBLE]
+    new.variants["ours"].timing.rounds_throughput_us = noisy
+    assert changes_of(old, new)["ours", "time, in flight"] == "unsure"
+
+
+def test_one_extra_byte_on_the_device_is_a_regression():
+    old, new = result("A", 100, 80, 50, 45), result("A", 100, 80, 50, 45)
+    new.variants["ours"].profile.copied_bytes["device_to_device"] = 1.0
+    assert changes_of(old, new)["ours", "bytes device_to_device"] == "worse"
+
+
+def test_fewer_kernels_in_graphs_is_a_regression():
+    old, new = result("A", 100, 80, 50, 45), result("A", 100, 80, 50, 45)
+    new.variants["ours"].profile.kernels_in_graphs = 10.0
+    assert changes_of(old, new)["ours", "kernels in graphs"] == "worse"
+
+
+def test_a_workload_that_stopped_working_is_a_regression():
+    verdicts = changes_of(result("A", 100, 80, 50, 45), result("A", 100, 80, 50, 45, status="failed", reason="why"))
+    assert verdicts["", "status"] == "worse"
+
+
+def test_two_commits_are_not_compared_as_one():
+    other = result("A", 100, 80, 50, 45, commit={"id": "f" * 40, "sources": "beef", "changed": False})
+    with pytest.raises(SystemExit, match="two results of A"):
+        compared([result("A", 100, 80, 50, 45), other], [result("A", 100, 80, 50, 45)])
+
+
+def test_goals_are_computed_whatever_they_are():
+    rows = [result("A", 100, 80, 50, 45), result("B", 100, 110, 101, 60)]
+    by_name = {goal.what: goal for goal in goals.all_goals(rows)}
+    slower = by_name["workloads slower than the better baseline by over 2 %"]
+    assert slower.verdict == "yes"
+    assert by_name["workloads of the paper that copy extra bytes on the device"].found == "0 copy"
+    assert by_name["workloads of the paper that copy extra bytes on the device"].stock == "2 copy"
+    assert by_name["reserved memory over no graphs, steady, geomean"].found.startswith("1.05")
+    assert by_name["distance to the floor, inference, geomean"].verdict == "no"
+
+
+def test_a_wrong_answer_is_in_no_average():
+    good, bad = result("A", 100, 80, 50, 45), result("B", 100, 80, 1, 45)
+    bad.variants["ours"].status = "wrong"
+    assert goals.over(bad, "ours", "inductor") is None
+    assert goals.over(good, "ours", "inductor") == pytest.approx(0.5)
+
+
+def test_a_slower_workload_misses_the_goal():
+    goal = goals.never_slower([result("A", 100, 80, 90, 45)])
+    assert goal.verdict == "no"
+    assert "worst A" in goal.found
+
+
+def test_rounds_keep_their_order():
+    assert timing(10.0).rounds_throughput_us[3] == pytest.approx(10.1)
+
+
+def test_nothing_measured_meets_no_goal():
+    assert {goal.verdict for goal in goals.all_goals([])} == {"-"}

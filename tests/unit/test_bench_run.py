@@ -1,0 +1,195 @@
+"""The benchmark's runner: processes, the gate, limits, resuming. Its workers run tiny workloads on the CPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import pygraph_inductor
+from pygraph_inductor import config
+from scripts.bench import correct, run
+from scripts.bench.measure import Runner
+from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
+from scripts.bench.results import load
+from scripts.bench.run import Options, Run, part
+from scripts.bench.variants import EAGER, INDUCTOR, OURS, TECHNIQUES, VARIANTS, Variant, active, compiled, unavailable
+
+CPU = torch.device("cpu")
+
+
+def silent(*_: object) -> None:
+    pass
+
+
+@pytest.fixture
+def options(tmp_path):
+    variants = ("eager", "inductor", "ours")
+    return Options(device="cpu", out=tmp_path / "out", cache=tmp_path / "cache", variants=variants, seconds=0.2)
+
+
+def test_a_batch_is_probed_timed_and_written(options, monkeypatch):
+    monkeypatch.setattr(run.facts, "commit", lambda given: {"id": "0" * 40, "sources": "feed"})
+    told = []
+    found = Run(options, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
+    assert [result.status for result in found] == ["ok"], found[0].reason
+    assert load(options.out) == found
+    assert told == ["compiling no graphs", "compiling ours", "preparing", "timing", "ok"]
+    for name in options.variants:
+        timing = found[0].timing(name)
+        assert timing is not None
+        assert len(timing.rounds_throughput_us) >= 5
+    ours = found[0].variants["ours"]
+    assert ours.accuracy is not None
+    assert ours.accuracy.against_plain == 0.0
+    assert ours.startup is not None
+    assert ours.graphs is not None
+    assert ours.graphs.recordings == 1
+
+    told.clear()
+    again = Run(options, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
+    assert again == found
+    assert told == ["measured before"]
+
+
+def test_what_does_not_end_is_ended_and_reported(options, monkeypatch):
+    slow = (sys.executable, "-c", "import time; time.sleep(60)")
+    quick = replace(options, limit=0.5, probe=False, worker=slow)
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    started = time.monotonic()
+    (found,) = Run(quick, silent).all([all_workloads()["WIDE"]])
+    assert time.monotonic() - started < 20
+    assert found.status == "timeout"
+    assert load(options.out)[0].status == "timeout"
+
+
+def test_a_worker_that_dies_is_reported_with_its_last_line_and_the_rest_go_on(options, monkeypatch):
+    dying = (sys.executable, "-c", "raise MemoryError('no more of it')")
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    both = [all_workloads()["WIDE"], all_workloads()["TKE"]]
+    found = Run(replace(options, probe=False, worker=dying), silent).all(both)
+    assert [result.status for result in found] == ["failed", "failed"]
+    assert "MemoryError: no more of it" in found[0].reason
+
+
+def test_a_spent_budget_starts_nothing(options):
+    told = []
+    spent = replace(options, budget=1.0)
+    assert Run(spent, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]]) == []
+    assert told == ["not reached within the time budget"]
+
+
+def test_a_missing_package_skips_the_workload_visibly(options, monkeypatch):
+    workload = all_workloads()["VM"]
+    monkeypatch.setattr(Workload, "missing", lambda self: ["torchvision"])
+    (found,) = Run(options, silent).all([workload])
+    assert (found.status, found.reason) == ("skipped", "needs torchvision, which is not installed")
+
+
+def test_another_configuration_is_measured_again(options):
+    first = Run(options, silent)
+    result = first.begin(all_workloads()["WIDE"])
+    first.finish(result)
+    assert first.before(all_workloads()["WIDE"]) is not None
+    assert Run(replace(options, seconds=9.0), silent).before(all_workloads()["WIDE"]) is None
+
+
+def test_parts_cover_everything_once():
+    workloads = list(all_workloads().values())
+    parts = [part(workloads, f"{i}/4") for i in range(1, 5)]
+    assert sorted(w.name for one in parts for w in one) == sorted(w.name for w in workloads)
+    with pytest.raises(SystemExit, match="--part"):
+        part(workloads, "5/4")
+
+
+def test_cold_caches_are_handed_on(tmp_path):
+    for name, text in (("a/x.json", "1"), ("b/x.json", "2"), ("b/y.json", "3")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    run.share(tmp_path / "a", tmp_path / "shared")
+    run.share(tmp_path / "b", tmp_path / "shared")
+    assert json.loads((tmp_path / "shared" / "x.json").read_text()) == 1
+    assert json.loads((tmp_path / "shared" / "y.json").read_text()) == 3
+
+
+def test_a_technique_that_this_build_lacks_is_not_available():
+    for name, (knob, _) in TECHNIQUES.items():
+        reason = unavailable(VARIANTS[f"ours-no-{name}"])
+        assert (reason is None) == hasattr(config, knob)
+    assert unavailable(Variant("x", "x", without="addresses")) is None
+
+
+def test_the_package_acts_only_while_its_variant_runs():
+    assert pygraph_inductor.enabled()
+    with active(INDUCTOR):
+        assert not pygraph_inductor.enabled()
+    assert pygraph_inductor.enabled()
+    with active(VARIANTS["ours-no-addresses"], simulate=True):
+        assert (config.engine, config.simulate) == ("copy", True)
+    assert not config.simulate
+
+
+def test_variants_of_one_function_do_not_share_code():
+    """Equal backends would: Dynamo then serves the second variant with the first one's code."""
+    body = lambda x: x * 3 - 1
+    x, stats = torch.ones(2), torch._dynamo.utils.counters["stats"]
+    for _ in range(2):
+        with active(INDUCTOR):
+            compiled(INDUCTOR, body)(x)
+    assert stats["unique_graphs"] == 2
+
+
+def program_of(function) -> tuple[Program, Setting]:
+    setting = Setting(CPU, 2, torch.float32, None, True)
+    return Program(function, lambda draw: (draw.normal(4),)), setting
+
+
+def judge(function, reference) -> tuple[correct.Outcome, correct.Outcome, Setting]:
+    one, setting = program_of(function)
+    other, _ = program_of(reference)
+    found = correct.outcome(Runner(OURS, one, function), setting)
+    return found, correct.outcome(Runner(EAGER, other, reference), setting), setting
+
+
+def test_a_stale_answer_is_wrong():
+    first = []
+
+    def stale(x: torch.Tensor) -> torch.Tensor:
+        first.append(x * 2)
+        return first[0].clone()
+
+    found, eager, setting = judge(stale, lambda x: x * 2)
+    accuracy = correct.accuracy(all_workloads()["MLP8"], setting, found, eager, eager, is_plain=False)
+    assert "against eager" in correct.complaint(accuracy, ours=True)
+
+
+def test_an_overwritten_output_is_wrong():
+    buffer = torch.empty(4)
+    found, eager, setting = judge(lambda x: torch.mul(x, 2, out=buffer), lambda x: x * 2)
+    accuracy = correct.accuracy(all_workloads()["MLP8"], setting, found, eager, eager, is_plain=False)
+    assert accuracy.against_eager == 0.0
+    assert correct.complaint(accuracy, ours=True) == "an output was overwritten by a later iteration"
+    assert correct.complaint(accuracy, ours=False) is None
+
+
+def test_nan_where_eager_has_none_is_wrong():
+    found, eager, _ = judge(lambda x: x / 0 * 0, lambda x: x * 2)
+    assert correct.error(found, eager) == float("inf")
+
+
+def test_a_right_answer_is_right():
+    found, eager, setting = judge(lambda x: x + x, lambda x: x * 2)
+    accuracy = correct.accuracy(all_workloads()["MLP8"], setting, found, eager, eager, is_plain=False)
+    assert correct.complaint(accuracy, ours=True) is None
+    assert accuracy.survives
+
+
+def test_two_draws_of_one_seed_agree():
+    _, setting = program_of(lambda x: x)
+    a, b = Draw(setting, 3), Draw(setting, 3)
+    assert torch.equal(a.normal(5), b.normal(5))
+    assert a.host_number(0, 1) == b.host_number(0, 1)

@@ -1,0 +1,93 @@
+"""Every workload is built, tiny, and runs one iteration eagerly; every full size has shapes that fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from scripts.bench import registry
+from scripts.bench.registry import Draw, all_workloads, choose
+
+CPU = torch.device("cpu")
+WORKLOADS = all_workloads()
+PAPER = {
+    "XLNET-I", "XLNET-T", "MMC", "ST", "DALLE2", "EOS", "TKE", "VM", "DR-I", "DR-T", "MTCG-I", "MTCG-T", "DLRM",
+    "MBERT", "TEFD", "ALNET", "DCGAN", "BERT", "LCNET", "DNET", "DBV2", "BSCG", "DGPT2", "STCLM", "DMLM",
+}  # fmt: skip
+# Sizes or values that depend on data cannot be followed without data.
+NEED_DATA = {"VM", "MOE", "UNET", "BSCG", "ADAM", "ADAMW-LR"}
+
+
+def needed(name: str) -> registry.Workload:
+    workload = WORKLOADS[name]
+    for package in workload.needs:
+        pytest.importorskip(package, reason=f"{name} needs {package} (the bench extra)")
+    return workload
+
+
+def test_all_of_the_papers_workloads_are_here():
+    assert {w.name for w in WORKLOADS.values() if w.paper} == PAPER
+    assert len(WORKLOADS) >= len(PAPER) + 10
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_one_iteration_runs(name):
+    workload = needed(name)
+    program, setting = workload.program(CPU, tiny=True)
+    draw = Draw(setting)
+    before = [tensor.clone() for tensor in program.state]
+    with registry.preserved(program):
+        seen = program.observe(program.drive(program.function, program.fresh(draw)))
+        assert seen
+        assert all(torch.isfinite(tensor).all() for tensor in seen if tensor.is_floating_point())
+        changed = any(not torch.equal(a, b) for a, b in zip(before, program.state, strict=True))
+    if workload.mode == "update" or name == "DECODE-S":
+        assert changed, "it is about state changed in place"
+    assert all(torch.equal(a, b) for a, b in zip(before, program.state, strict=True))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_iteration_gets_new_tensors(name):
+    program, setting = needed(name).program(CPU, tiny=True)
+    draw = Draw(setting)
+    first, second = program.fresh(draw), program.fresh(draw)
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, torch.Tensor)]
+    assert pairs
+    assert all(a.data_ptr() != b.data_ptr() for a, b in pairs)
+    assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - NEED_DATA))
+def test_full_size_fits_together(name, monkeypatch):
+    """With tensors that have shapes and no values: a wrong size shows here and not after minutes on a GPU."""
+    workload = needed(name)
+    monkeypatch.setattr(nn.Module, "to", lambda module, *_: module)  # fake parameters cannot be converted in place
+    setting = dataclasses.replace(workload.setting(CPU, tiny=False), dtype=torch.float32, autocast=None)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        program = workload.build(setting)
+        assert program.observe(program.drive(program.function, program.fresh(Draw(setting))))
+    if workload.batch > 1 and workload.mode != "update" and not name.startswith(("EOS", "TKE", "GNN", "WIDE")):
+        assert setting.batch == workload.batch
+
+
+def test_weights_are_the_same_every_time():
+    (a, _), (b, _) = (WORKLOADS["MLP8"].program(CPU, tiny=True) for _ in range(2))
+    pairs = zip(a.function.parameters(), b.function.parameters(), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_workloads_are_chosen_by_name_suite_mode_and_tag():
+    assert [w.name for w in choose(["dlrm", "ST"])] == ["DLRM", "ST"]
+    assert {w.suite for w in choose(suites=["timm"])} == {"TIMM"}
+    assert {w.mode for w in choose(modes=["training"])} == {"training"}
+    assert {w.name for w in choose(tags=["paper"])} == PAPER
+    assert {w.name for w in choose(tags=["llm"])} == {"PREFILL", "DECODE-S", "DECODE-P", "MOE"}
+
+
+def test_an_unknown_workload_is_refused_with_the_known_ones():
+    with pytest.raises(SystemExit, match=r"no workload called NOPE; there are: .*XLNET-I"):
+        choose(["nope"])

@@ -1,6 +1,6 @@
 """The FX pass that Inductor runs for our backend; its identity keeps our generated code and stock's apart in caches.
 
-It changes nothing yet: rewrites of the graph belong here.
+The rewrites themselves are in `transform`, one file each.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_for_files
 
 from pygraph_inductor.codegen.visible import forward_returns
+from pygraph_inductor.transform.reads_of_written import keep_apart
 
-_FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
+_PACKAGE = Path(__file__).parent.parent
+_FILES = tuple(str(path) for folder in ("codegen", "transform") for path in sorted((_PACKAGE / folder).glob("*.py")))
 
 
 class GraphPass(CustomGraphModulePass):
     """Runs after Inductor's own rewrites, on graphs that touch our device."""
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
-        """Leave the graph as it is."""
+        """Every rewrite, in order."""
+        keep_apart(gm.graph)
 
     def uuid(self) -> Any:
         """Everything besides the graph and our options that what we generate depends on."""

@@ -68,9 +68,7 @@ def test_function_that_somebody_wrapped_around_ours_stays_and_ours_does_nothing(
     assert compile_fx.cudagraphify is theirs
     handed_on = []
     monkeypatch.setattr(torch._inductor.cudagraph_trees, "cudagraphify_impl", lambda *a, **k: handed_on.append(a))
-    run = theirs(
-        print, (), device_index=0, stack_traces=[], is_backward=False, is_inference=True, placeholders=()
-    )
+    run = theirs(print, (), device_index=0, stack_traces=[], is_backward=False, is_inference=True, placeholders=())
     assert calls and "pygraph" not in type(run).__module__
 
 

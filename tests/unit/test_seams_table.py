@@ -37,7 +37,7 @@ def test_installed_torch_matches_every_row():
 
 
 def test_installed_seams_still_show_the_stock_signatures():
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx
 
     assert install.is_applied()
     assert list(table.differences(torch.__version__)) == []

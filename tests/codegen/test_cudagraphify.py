@@ -1,0 +1,268 @@
+"""What the seam at `cudagraphify` tells recording, for code that Inductor generates for CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import pygraph_inductor
+from pygraph_inductor import settings
+from pygraph_inductor.recording import function
+from pygraph_inductor.seams import declines, describe
+from pygraph_inductor.seams.compilation import from_knobs, going_on
+
+from .fake_cuda import compile_module, generate
+from .recorder import Recorder, in_place_of_recording
+from .test_wrapper import over_the_host
+
+
+@pytest.fixture
+def recorder(cuda, registered, monkeypatch) -> Recorder:
+    return in_place_of_recording(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def nothing_noted():
+    declines.clear()
+    yield
+    declines.clear()
+
+
+def names(facts, positions) -> set[str]:
+    from pygraph_inductor.codegen.generated_code import read
+
+    with open(facts.namespace["__file__"]) as file:
+        texts = read(file.read())
+    function = "partition_" + facts.name.rpartition(" ")[2] if "partition" in facts.name else "call"
+    return {texts[function].inputs[position] for position in positions}
+
+
+def test_every_partition_is_handed_over_with_its_name(recorder, tmp_path):
+    generated = generate(over_the_host, (64, 64), folder=tmp_path)
+    [module] = generated.modules
+    assert [facts.name for facts in recorder.facts] == [
+        "inference graph 0, partition 0",
+        "inference graph 0, partition 1",
+    ]
+    assert [run.__name__ for run in recorder.runs] == ["partition_0", "partition_1"]
+    assert module.runner.partitions == recorder.runs
+    assert all(facts.namespace is vars(module) for facts in recorder.facts)
+
+
+def test_whole_graph_is_handed_over_where_partition_is_off(recorder, tmp_path):
+    options = {"graph_partition": False}
+    generated = generate(lambda x, y: (x @ y,), (64, 64), (64, 64), folder=tmp_path, options=options)
+    [module] = generated.modules
+    assert recorder.only.name == "inference graph 0"
+    assert recorder.only.namespace is vars(module)
+    assert recorder.runs == [module.call]
+
+
+def test_facts_about_inputs_and_outputs(recorder, tmp_path):
+    def function(x, w, y):
+        y.add_(x)
+        return x @ w, y * 2
+
+    generate(function, (64, 64), (64, 64), (64, 64), folder=tmp_path, static_input_idxs=(1,))
+    facts = recorder.only
+    assert facts.kind == "inference"
+    assert facts.device == torch.device("cuda", 0)
+    assert names(facts, facts.static_inputs) == {"w_1"}
+    assert names(facts, facts.mutated_inputs) == {"y_1"}
+    assert facts.reused_inputs == frozenset()
+    assert facts.visible_outputs is None
+    assert facts.allocators == ("empty_strided_cuda",)
+    assert facts.namespace["empty_strided_cuda"]
+    assert facts.refusal is None and not facts.once_only
+
+
+def test_reuse_of_donated_inputs_is_found_in_the_text(cuda, monkeypatch, tmp_path):
+    """Stock's code, as somebody else's registration would leave it."""
+    recorder = in_place_of_recording(monkeypatch)
+    generate(over_the_host, (64, 64), folder=tmp_path)
+    assert recorder.facts[1].reused_inputs == {0}
+    assert recorder.facts[1].visible_outputs is None
+
+
+@pytest.mark.parametrize("how, kind", [({"is_inference": False}, "forward"), ({"is_backward": True}, "backward")])
+def test_kind_is_told(recorder, tmp_path, how, kind):
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+    how = {"is_inference": False, "boxed_forward_device_index": BoxedDeviceIndex(0), **how}
+    generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path, **how)
+    assert recorder.only.kind == kind
+
+
+def test_checked_inputs_are_what_inductor_wants_aligned(recorder, tmp_path):
+    from torch._inductor.compile_fx import get_input_idxs_to_check
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    generate(lambda x, y: (x + y.sum(),), (64, 64), (64, 64), folder=tmp_path, static_input_idxs=(1,))
+    assert names(recorder.only, recorder.only.static_inputs) == {"y_1"}
+    with FakeTensorMode():
+        inputs = [torch.empty(64, 64, device="cuda:0") for _ in range(2)]
+    static = tuple(recorder.only.static_inputs)
+    assert list(recorder.only.checked_inputs(inputs)) == list(get_input_idxs_to_check(inputs, static))
+
+
+def test_options_about_dynamic_shapes_are_passed_on(recorder, tmp_path):
+    # Partition off: with it on, upstream itself keeps what is dynamic out of partitions.
+    options = {
+        "graph_partition": False,
+        "triton.cudagraph_capture_sizes": (8, 16),
+        "triton.cudagraph_skip_dynamic_graphs": True,
+    }
+    generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path, options=options)
+    assert recorder.only.capture_sizes == (8, 16)
+    assert recorder.only.skip_dynamic
+    generate(lambda x: (x.cos(),), (64, 64), folder=tmp_path)
+    assert recorder.facts[-1].capture_sizes is None
+    assert not recorder.facts[-1].skip_dynamic
+
+
+def test_knobs_travel_with_the_function(recorder, tmp_path):
+    with pygraph_inductor.config.patch(engine="copy", max_recordings=3):
+        compilation = from_knobs()
+    with going_on(compilation):
+        generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path)
+    assert recorder.only.settings == settings.Settings(engine="copy", max_recordings=3)
+
+
+def test_place_in_the_users_code_is_named(recorder, tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1).sin()
+
+    compile_module(Model(), (64, 64), folder=tmp_path, options={"triton.cudagraphs": True})
+    assert recorder.only.source.startswith("test_cudagraphify.py:")
+    assert recorder.only.source.endswith("in forward")
+    assert recorder.only.name == "inference 0/0, partition 0"
+
+
+def test_default_mode_is_left_alone(recorder, tmp_path):
+    compile_module(torch.nn.ReLU(), (8, 64), folder=tmp_path)
+    assert recorder.facts == []
+    assert pygraph_inductor.report().functions == []
+
+
+def test_always_acts_in_default_mode(recorder, tmp_path):
+    with pygraph_inductor.config.patch(always=True):
+        compile_module(torch.nn.ReLU(), (8, 64), folder=tmp_path)
+    assert recorder.only.kind == "inference"
+
+
+def test_always_leaves_those_alone_who_said_no(recorder, tmp_path):
+    with pygraph_inductor.config.patch(always=True):
+        compile_module(torch.nn.ReLU(), (8, 64), folder=tmp_path, options={"triton.cudagraphs": False})
+    assert recorder.facts == []
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes_that_ask_for_graphs_get_them(recorder, tmp_path, mode):
+    compile_module(torch.nn.ReLU(), (8, 64), folder=tmp_path, mode=mode)
+    assert recorder.only.kind == "inference"
+
+
+def handed_to_the_trees(monkeypatch) -> list[object]:
+    handed = []
+    import torch._inductor.cudagraph_trees as trees
+
+    def implementation(model, inputs, static_input_idxs, **kwargs):
+        handed.append(model)
+        return lambda inputs: "from the trees"
+
+    monkeypatch.setattr(trees, "cudagraphify_impl", implementation)
+    return handed
+
+
+def test_trees_stay_available(recorder, tmp_path, monkeypatch):
+    handed = handed_to_the_trees(monkeypatch)
+    with pygraph_inductor.config.patch(graph_manager="trees"):
+        generated = generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path)
+        [module] = generated.modules
+    assert recorder.facts == []
+    assert module.call([]) if not module.runner.partitions else True
+    assert module.runner.partitions[0]([]) == "from the trees"
+    assert len(handed) == 1
+
+
+@pytest.mark.parametrize(
+    "line, change",
+    [
+        (declines.ROCM, lambda patch: patch.setattr(torch.version, "hip", "6.4")),
+        (declines.XPU, lambda patch: patch.setattr(torch.version, "xpu", "2025", raising=False)),
+        (declines.NO_TRITON, lambda patch: patch.setattr(declines, "_is_importable", lambda module: False)),
+        (declines.NO_CACHING_ALLOCATOR, lambda patch: patch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")),
+        (
+            declines.OLD_DRIVER,
+            lambda patch: patch.setattr(declines, "_graphs_can_be_rewritten", lambda: declines.OLD_DRIVER),
+        ),
+    ],
+    ids=["rocm", "xpu", "triton", "allocator", "driver"],
+)
+def test_contexts_we_decline_get_stock_graphs_and_one_line(recorder, tmp_path, monkeypatch, caplog, line, change):
+    handed_to_the_trees(monkeypatch)
+    change(monkeypatch)
+    for function_ in (torch.sin, torch.cos):
+        generated = generate(lambda x: (function_(x),), (64, 64), folder=tmp_path)
+        [module] = generated.modules
+        assert module.runner.partitions[0]([]) == "from the trees"
+    assert recorder.facts == []
+    assert pygraph_inductor.report().declined == [line]
+    assert [record.getMessage() for record in caplog.records if record.name == "pygraph_inductor"] == [line + "."]
+
+
+def test_function_without_kernels_stays_as_it_is(recorder, tmp_path):
+    """From torch 2.14 on Inductor says so; before, such a graph has no partition."""
+    generated = generate(lambda x: (x.view(-1), 3), (64, 64), folder=tmp_path)
+    assert generated.modules and recorder.facts == []
+    [facts] = pygraph_inductor.report().functions
+    assert facts.verdict.startswith("plain: ")
+
+
+def test_failure_of_ours_falls_back_to_the_aligned_plain_call_with_one_warning(cuda, tmp_path, monkeypatch, caplog):
+    def broken(*args):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(describe, "facts_of", broken)
+    generated = generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path)
+    [module] = generated.modules
+    [record] = [record for record in caplog.records if record.name == "pygraph_inductor"]
+    assert "broken on purpose" in record.getMessage()
+    [facts] = pygraph_inductor.report().functions
+    assert facts.verdict == "plain: RuntimeError: broken on purpose"
+    with pytest.raises((AssertionError, RuntimeError), match=r"GPU|CUDA"):  # what follows needs a device
+        module.call([torch.empty(64, 64)])
+
+
+def test_strict_raises_our_failure(cuda, tmp_path, monkeypatch):
+    monkeypatch.setattr(function, "driver_for", lambda device: 1 / 0)
+    with pygraph_inductor.config.patch(strict=True), pytest.raises(ZeroDivisionError):
+        generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path)
+
+
+def test_collectives_in_a_group_of_ranks_are_refused_with_one_warning(recorder, monkeypatch, caplog):
+    text = dataclasses.replace(
+        read_text("torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')"), allocators=()
+    )
+    assert describe._refusal(text, []) is None
+    monkeypatch.setattr(describe, "_ranks", lambda: 8)
+    reason = describe._refusal(text, [])
+    assert reason == (
+        "collectives while a process group of 8 ranks is initialised: torch.ops._c10d_functional.all_reduce_.default"
+    )
+
+
+def read_text(line: str):
+    from pygraph_inductor.codegen.generated_code import read
+
+    return read(f"def call(args):\n    buf0, = args\n    {line}\n    return (buf0,)\n")["call"]
+
+
+def test_effects_on_the_host_are_refused():
+    text = read_text("torch.ops.mine.log.default(buf0)")
+    assert describe._effects({"effects": ["torch.ops.mine.log.default"]}, text) == ["torch.ops.mine.log.default"]
+    assert "effects on the host" in describe._refusal(text, ["torch.ops.mine.log.default"])
+    assert describe._effects({"effects": ["torch.ops.mine.other.default"]}, text) == []

@@ -9,6 +9,8 @@ import torch
 
 from tests.cases.field import Field
 
+SIMULATED = True
+
 
 @torch.library.custom_op("pygraph_tests_field::shift_into", mutates_args=("target",))
 def shift_into(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -47,7 +47,7 @@ lint: $(READY_DEV) ## Style, formatting and types.
 	$(PYTHON) -m mypy
 
 test-gpu: $(READY_DEV) ## The tests that need a GPU.
-	$(PYTHON) -m pytest --durations=10 tests/gpu $(ARGS)
+	$(PYTHON) -m pytest --durations=10 tests/gpu tests/cases $(ARGS)
 
 clean: ## Remove caches and build output; environments (.venv*) stay.
 	rm -rf .cache build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

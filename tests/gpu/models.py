@@ -139,14 +139,15 @@ class Recommender(nn.Module):
 
     def __init__(self, tables: int = 26, rows: int = 100, width: int = 16) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
         self.bottom = nn.Sequential(nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, width), nn.ReLU())
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
         self.top = nn.Sequential(nn.Linear(width + self.pairs.shape[1], 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, dense: torch.Tensor, *sparse: torch.Tensor) -> torch.Tensor:
         low = self.bottom(dense)
-        features = torch.stack([low, *(table(one) for table, one in zip(self.tables, sparse, strict=True))], 1)
+        looked_up = (table(one).sum(1) for table, one in zip(self.tables, sparse, strict=True))
+        features = torch.stack([low, *looked_up], 1)
         products = features @ features.transpose(1, 2)
         return self.top(torch.cat([low, products[:, self.pairs[0], self.pairs[1]]], 1)).squeeze(1)
 

@@ -185,6 +185,17 @@ FAMILIES = [
         lambda: (random(1000, 64), indices(1000, 64)),
     ),
     family(
+        "embedding_bag",
+        "opaque",
+        opaque(
+            "embedding_bag",
+            "(Tensor table, Tensor i) -> Tensor",
+            lambda table, i: F.embedding_bag(i, table, mode="sum"),
+            lambda table, i: table.new_empty(i.shape[0], table.shape[1]),
+        ),
+        lambda: (random(1000, 64, dtype=FP32), indices(1000, 32, 4)),
+    ),
+    family(
         "cat_3",
         "opaque",
         opaque("cat", "(Tensor[] parts) -> Tensor", lambda parts: torch.cat(parts, 1)),

@@ -107,7 +107,10 @@ def test_recomputed_mask_is_the_forwards_mask(random_numbers: str) -> None:
         torch.testing.assert_close(x.grad, torch.where(mask, 6 * x.detach().cos(), 0.0), msg=f"call {number}")
         assert not any(torch.equal(mask, earlier) for earlier in masks), f"call {number} repeats a mask"
         masks.append(mask)
-    counting.expect(replays=6, every=False)
+    if random_numbers == "inductor":
+        counting.expect(replays=6)
+    else:  # operators that keep the random state are cut out of graphs where they are not graph-safe
+        assert counting.replays or counting.reasons, counting
 
 
 def test_attention_dropout_agrees_under_checkpointing() -> None:
@@ -125,6 +128,27 @@ def test_attention_dropout_agrees_under_checkpointing() -> None:
         return [out.detach(), q.grad]
 
     make = lambda _: (torch.randn(2, 4, 64, 64, device=DEVICE, dtype=torch.bfloat16).requires_grad_(),)
+    agree(step, make, every=False)
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION], ids=str)
+def test_attention_dropout_agrees_in_training(backend: SDPBackend) -> None:
+    """Efficient attention returns its seed on the CPU, but on the device while it is captured."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, q + k, dropout_p=0.2) + 1
+
+    call = compiled(attention)
+
+    def step(q: torch.Tensor, k: torch.Tensor) -> list[Any]:
+        out = call(q, k)
+        out.float().square().sum().backward()
+        return [out.detach(), q.grad, k.grad]
+
+    def make(_: int) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(2, 4, 64, 64, device=DEVICE, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+
     agree(step, make, every=False)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `pygraph run | demo | doctor`, the same as `python -m pygraph_inductor`.
+"""The command line: `pygraph run | demo | doctor | bench`, the same as `python -m pygraph_inductor`.
 
 By the time this module runs, importing the package has installed it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -23,6 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
         return run(argv[1:])  # before argparse, which would read the script's own options
+    if argv[:1] == ["bench"]:
+        return bench(argv[1:])  # has a parser of its own
     if parser().parse_args(argv).command == "demo":
         from pygraph_inductor.demo import main as command
     else:
@@ -38,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("run", usage=RUN_USAGE, help=about_run, description=about_run)
     about_demo = "run a transformer from graphs, check it against eager, show one table"
     commands.add_parser("demo", help=about_demo, description=about_demo)
+    about_bench = "measure workloads against stock PyTorch (needs the checkout of the sources)"
+    commands.add_parser("bench", help=about_bench, description=about_bench)
     about_doctor = "say what is found here, whether the package is installed into torch, and what it declines"
     commands.add_parser("doctor", help=about_doctor, description=about_doctor)
     return top
@@ -51,6 +56,18 @@ def run(arguments: list[str]) -> int:
         print(f"usage: {RUN_USAGE}", file=sys.stderr)
         return 2
     return run_script(arguments[0], arguments)
+
+
+def bench(arguments: list[str]) -> int:
+    """The benchmark suite. It is no part of the installed package: it is found beside the package or here."""
+    beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for folder in (beside, os.getcwd()):
+        if os.path.exists(os.path.join(folder, "scripts", "bench", "__main__.py")):
+            sys.path.insert(0, folder)
+            command: types.ModuleType = importlib.import_module("scripts.bench.__main__")
+            return int(command.main(arguments))
+    print("pygraph: the benchmark needs the checkout of the sources; run this command in its folder", file=sys.stderr)
+    return 2
 
 
 def run_module(name: str, argv: list[str]) -> int:

@@ -13,5 +13,5 @@ if ! [ -x "$folder/bin/python" ]; then
     fi
     python3 -m venv $shared "$folder"
 fi
-"$folder/bin/python" -m pip install --quiet "$torch"
-"$folder/bin/python" -m pip install --quiet --editable ".${extra:+[$extra]}"
+# In one go, or an extra that pins its own torch (torchvision does) could replace the one that was asked for.
+"$folder/bin/python" -m pip install --quiet "$torch" --editable ".${extra:+[$extra]}"

@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     about = "refresh tests/regression from a simulated run of the workloads that are there, or of those named"
     one = commands.add_parser("expect", help=about, description=about)
     one.add_argument("names", nargs="*")
+    one.add_argument("--results", type=Path, help="take the result files of this simulated run instead of running")
     return top
 
 
@@ -132,9 +133,13 @@ def run(options: argparse.Namespace) -> int:
     workloads = part(selected(options), options.part)
     found = Run(settings, show.Progress(console, len(workloads))).all(workloads)
     console.print((show.simulated_table if simulated else show.timing_table)(found))
-    bad = [result for result in found if result.status in show.BAD]
-    for result in bad:
-        console.print(f"{result.workload}: {result.status}: {result.reason}", highlight=False, markup=False)
+    bad = [f"{r.workload}: {r.status}: {r.reason}" for r in found if r.status in show.BAD]
+    if simulated:
+        from scripts.bench.regression import complaints
+
+        bad += [f"worse than expected: {line}" for line in complaints(found)]
+    for line in bad:
+        console.print(line, highlight=False, markup=False)
     if options.collect:
         results.collect(found, options.collect)
     console.print(f"{len(found)} of {len(workloads)} workloads have results in {settings.out}", highlight=False)
@@ -183,7 +188,7 @@ def page(options: argparse.Namespace) -> int:
 def expect(options: argparse.Namespace) -> int:
     from scripts.bench.regression import refresh
 
-    return refresh(options.names)
+    return refresh(options.names, options.results)
 
 
 if __name__ == "__main__":

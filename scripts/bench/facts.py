@@ -50,7 +50,8 @@ def gpu() -> dict[str, Any]:
 
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     if answer.returncode:
-        raise SystemExit(f"no CUDA device that torch can use: {answer.stderr.strip().splitlines()[-1:]}")
+        last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+        raise SystemExit(f"torch finds no CUDA device ({last}). Without a GPU: make bench DEVICE=sim")
     found: dict[str, Any] = json.loads(answer.stdout)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
@@ -115,6 +116,7 @@ def graphs_of(functions: Iterable[Any], iterations: int) -> Graphs:
         graphs.recordings += len(function.recordings)
         for recording in function.recordings:
             graphs.kernels_inside += recording.kernels
+            graphs.bindings += recording.bindings
             graphs.bytes_borrowed += recording.bytes_borrowed
             graphs.updates += recording.updates / iterations
             graphs.staged += recording.staged / iterations

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from scripts.bench import facts
 from scripts.bench.registry import Workload, choose
-from scripts.bench.results import Graphs, VariantResult, decode, write_json
+from scripts.bench.results import Graphs, Result, VariantResult, decode, load, write_json
 
 EXPECTED = facts.ROOT / "tests" / "regression" / "expected"
 # What `make test` runs: an inference of many kernels, many inputs with one written in place, a training step.
 TESTED = ("MLP8", "TKE", "RL-PPO")
-KEYS = ("functions", "replayed", "recordings", "kernels_inside", "slots", "updates", "staged", "python_calls", "cuts")
-MORE_IS_WORSE = ("functions", "recordings", "updates", "staged", "python_calls")
-LESS_IS_WORSE = ("replayed", "kernels_inside")
+EXACT_AT_MOST = ("functions", "recordings", "bindings", "staged")
+AT_LEAST = ("replayed", "kernels_inside")
+# Whether memory that was freed is handed out at its old address again is the allocator's mood, and an address that did
+# not move needs no update: these counts may wobble by the share given.
+WOBBLING = {"updates": 0.25, "python_calls": 0.10}
+KEYS = (*EXACT_AT_MOST, *AT_LEAST, *WOBBLING, "slots", "cuts")
 
 
 def path() -> Path:
@@ -45,10 +49,12 @@ def counts(graphs: Graphs) -> dict[str, Any]:
 def worse(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """What got worse, one line each; better is not a complaint."""
     lines = []
-    for key in MORE_IS_WORSE:
-        if found[key] > wanted[key]:
-            lines.append(f"{key}: {found[key]}, expected at most {wanted[key]}")
-    for key in LESS_IS_WORSE:
+    most = {key: wanted[key] for key in EXACT_AT_MOST}
+    most |= {key: wanted[key] * (1 + share) for key, share in WOBBLING.items()}
+    for key, limit in most.items():
+        if found[key] > limit:
+            lines.append(f"{key}: {found[key]:g}, expected {wanted[key]:g}, allowed {limit:g}")
+    for key in AT_LEAST:
         if found[key] < wanted[key]:
             lines.append(f"{key}: {found[key]}, expected at least {wanted[key]}")
     if found["slots"].get("copy", 0) > wanted["slots"].get("copy", 0):
@@ -70,23 +76,25 @@ def simulated(workload: Workload) -> tuple[VariantResult, dict[str, Any]]:
     return ours, counts(ours.graphs)
 
 
-def refresh(names: list[str]) -> int:
-    """Write what the named workloads do now, each in a process of its own; without names, those already there."""
-    from scripts.bench.run import Options, Run
+def complaints(results: Iterable[Result]) -> list[str]:
+    """What a simulated run shows that is worse than expected, one line each."""
+    wanted, lines = expected(), []
+    for result in results:
+        graphs = result.variants.get("ours", VariantResult()).graphs
+        if graphs is not None and result.workload in wanted:
+            lines += [f"{result.workload}: {line}" for line in worse(counts(graphs), wanted[result.workload])]
+    return lines
 
+
+def refresh(names: list[str], source: Path | None) -> int:
+    """Write what workloads do now: from the result files of a simulated run, or by running them.
+
+    Without names, those that have an expectation are run.
+    """
     known = expected()
-    workloads = choose(names or known or TESTED)
-    scratch = facts.ROOT / ".cache" / "bench"
-    options = Options(
-        device="sim",
-        out=scratch / "expect",
-        cache=scratch / "cache",
-        variants=("eager", "inductor", "ours"),
-        limit=900,
-        again=True,
-    )
+    results = load(source) if source else simulate_all(names or list(known) or list(TESTED))
     bad = 0
-    for result in Run(options, lambda workload, state, _: print(workload.name, state)).all(workloads):
+    for result in results:
         ours = result.variants.get("ours")
         if result.status != "ok" or ours is None or ours.graphs is None:
             print(f"{result.workload}: {result.status}: {result.reason}; its expectation stays", file=sys.stderr)
@@ -99,3 +107,19 @@ def refresh(names: list[str]) -> int:
         known[result.workload] = now
         write_json(path(), dict(sorted(known.items())))
     return 1 if bad else 0
+
+
+def simulate_all(names: list[str]) -> list[Result]:
+    """Run workloads on the simulated driver, each in a process of its own."""
+    from scripts.bench.run import Options, Run
+
+    scratch = facts.ROOT / ".cache" / "bench"
+    options = Options(
+        device="sim",
+        out=scratch / "expect",
+        cache=scratch / "cache",
+        variants=("eager", "inductor", "ours"),
+        limit=900,
+        again=True,
+    )
+    return Run(options, lambda workload, state, _: print(workload.name, state)).all(choose(names))

@@ -83,6 +83,7 @@ class Graphs:
     kernels_inside: int = 0
     kernels_all: int | None = None
     slots: dict[str, int] = field(default_factory=dict)
+    bindings: int = 0
     bytes_borrowed: int = 0
     updates: float = 0.0
     staged: float = 0.0

@@ -72,6 +72,9 @@ class CudaGraph:
         except DriverError as error:
             raise UpdateRefused(f"{node.name}: {error}") from error
 
+    def disable(self, node: Node) -> None:
+        checked(bindings().cuGraphNodeSetEnabled(self._executable, self._handles[node.index], 0))
+
     def replay(self) -> None:
         self._graph.replay()
 
@@ -210,6 +213,13 @@ class CudaDriver:
         for broken in (healing, graph):
             with contextlib.suppress(RuntimeError):
                 broken.reset()
+
+    def nodes_so_far(self) -> int:
+        cu = bindings()
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        under_way = checked(cu.cuStreamGetCaptureInfo(stream))
+        graph = next(value for value in under_way if isinstance(value, cu.CUgraph))
+        return int(checked(cu.cuGraphGetNodes(graph, 0))[1])
 
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()

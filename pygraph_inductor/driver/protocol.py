@@ -118,6 +118,9 @@ class Graph(Protocol):
     def update(self, node: Node) -> None:
         """Hand the node's areas, as they are now, to the driver. Raises `UpdateRefused`."""
 
+    def disable(self, node: Node) -> None:
+        """Make a node of the executable graph do nothing from now on. Only after `instantiate`."""
+
     def replay(self) -> None:
         """Launch on the current stream; advances the registered generators as one plain call would."""
 
@@ -148,6 +151,9 @@ class Driver(Protocol):
         an exception of `body` passes through after the capture was ended. After either, `pool` is not to be used for
         another capture.
         """
+
+    def nodes_so_far(self) -> int:
+        """How many nodes the capture that is under way has. Only inside the body of `capture`."""
 
     def new_pool(self) -> Any:
         """A private memory pool for intermediates, shared by the graphs captured into it."""

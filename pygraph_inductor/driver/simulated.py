@@ -59,6 +59,7 @@ class SimulatedGraph:
         self._contents = [launch.areas for launch in self._launches]
         # What a replay runs, per node; made from the contents by the first replay after they changed.
         self._work: list[Callable[[], None] | None] = [None] * len(self._launches)
+        self._disabled: set[int] = set()
 
     def instantiate(self) -> None:
         self._instantiated = True
@@ -71,6 +72,9 @@ class SimulatedGraph:
         self._contents[node.index] = tuple(area.content() for area in node.areas)
         self._work[node.index] = None
 
+    def disable(self, node: Node) -> None:
+        self._disabled.add(node.index)
+
     def replay(self) -> None:
         if not self._instantiated or self._pool is None:
             raise RuntimeError("the graph is not instantiated, or closed")
@@ -78,6 +82,8 @@ class SimulatedGraph:
         try:
             with undisturbed():
                 for index, work in enumerate(self._work):
+                    if index in self._disabled:
+                        continue
                     if work is None:
                         work = self._work[index] = self._launches[index].bind(self._contents[index])
                     work()
@@ -183,6 +189,9 @@ class SimulatedDriver:
             pool.release()
             raise
         return SimulatedGraph(recorder, pool, self.faults), result
+
+    def nodes_so_far(self) -> int:
+        return len(_thread.recorder.launches) if _thread.recorder is not None else 0
 
     def new_pool(self) -> MemoryPool:
         return self.arena.new_pool()

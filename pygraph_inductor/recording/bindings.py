@@ -24,11 +24,11 @@ _LOW = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Movement:
-    """Where each slot was in two captures, and the bytes that the longest of them spans."""
+    """Where each slot was in two captures, and how many bytes it spans."""
 
     first: Sequence[int]
     second: Sequence[int]
-    reach: int
+    spans: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def _same_structure(first: Sequence[Node], second: Sequence[Node]) -> None:
 class _Search:
     def __init__(self, movement: Movement) -> None:
         moves = [new - old for old, new in zip(movement.first, movement.second, strict=True)]
-        self._slot_of = {move: slot for slot, move in enumerate(moves) if move}
-        if len(self._slot_of) != sum(1 for move in moves if move):
-            raise _Unexplained("two slots moved alike")
-        self._movement = movement
+        self._slots_of: dict[int, list[int]] = {}
         self._scaled: dict[int, list[tuple[int, int]]] = {}
-        for move, slot in self._slot_of.items():
-            for shift in _SHIFTS:
-                self._scaled.setdefault((move >> shift) & _LOW, []).append((slot, shift))
+        self._movement = movement
+        for slot, move in enumerate(moves):
+            if move:
+                self._slots_of.setdefault(move, []).append(slot)
+                for shift in _SHIFTS:
+                    self._scaled.setdefault((move >> shift) & _LOW, []).append((slot, shift))
         self.by_slot: list[list[Binding]] = [[] for _ in moves]
 
     def compare(self, node: Node, number: int, old: Area, new: Area) -> None:
@@ -95,19 +95,25 @@ class _Search:
                 offset += 4
 
     def _bind(self, node: Node, number: int, offset: int, old: int, new: int) -> bool:
-        slot = self._slot_of.get(new - old)
-        if slot is None:
+        slots = self._slots_of.get(new - old, ())
+        near = [slot for slot in slots if -_NEARBY <= new - self._movement.second[slot] <= self._reach(slot) + _NEARBY]
+        if len(near) > 1:  # moved alike: the word must be inside one of them
+            near = [slot for slot in near if 0 <= new - self._movement.second[slot] < max(self._reach(slot), 1)]
+            if len(near) != 1:
+                raise _Unexplained(f"{node.name} has an address that could be of two slots")
+        if not near:
             return False
-        addend = new - self._movement.second[slot]
-        if not -_NEARBY <= addend <= self._movement.reach + _NEARBY:
-            return False
-        self.by_slot[slot].append(Binding(node.index, number, offset, addend))
+        slot = near[0]
+        self.by_slot[slot].append(Binding(node.index, number, offset, new - self._movement.second[slot]))
         return True
+
+    def _reach(self, slot: int) -> int:
+        return self._movement.spans[slot]
 
     def _must_not_depend(self, node: Node, old: bytes, new: bytes) -> None:
         value = int.from_bytes(new, "little")
         difference = (value - int.from_bytes(old, "little")) & _LOW
         for slot, shift in self._scaled.get(difference, ()):
             distance = (value - (self._movement.second[slot] >> shift)) & _LOW
-            if min(distance, _LOW - distance) <= self._movement.reach >> shift:
+            if min(distance, _LOW - distance) <= self._reach(slot) >> shift:
                 raise _Unexplained(f"{node.name} has a parameter made of an address in a way that we do not know")

@@ -5,6 +5,7 @@ Done twice with the stand-ins elsewhere, the difference shows where the graph ho
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from pygraph_inductor.driver.protocol import Driver, Graph, Reservation
 from pygraph_inductor.recording.allocations import AllocationsChanged, answered
 from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.in_place import Block
+from pygraph_inductor.recording.operators import Operators
 from pygraph_inductor.recording.pools import Pool
 from pygraph_inductor.recording.trial import Foreign, Trial, listed
 from pygraph_inductor.replay.plan import Layout
@@ -61,6 +64,7 @@ class Captured:
     version_bumps: tuple[tuple[int, int], ...]
     stand_ins: list[torch.Tensor]
     empties: dict[int, torch.Tensor]  # by buffer
+    blocks: dict[int, Block]  # by buffer: where operators put the outputs that they allocated
 
     @property
     def addresses(self) -> list[int]:
@@ -157,10 +161,15 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
     }
     versions = _versions(arguments)
 
+    operators = Operators(work.driver.nodes_so_far)
+    blocks: dict[int, Block] = {}
+
     def body() -> Any:
-        with answered(work.facts.namespace, work.facts.allocators, work.trial.allocated, by_allocation):
+        # Looking on has its price, and without such outputs there is nothing to see.
+        looking = operators.watched() if work.trial.foreign else contextlib.nullcontext()
+        with answered(work.facts.namespace, work.facts.allocators, work.trial.allocated, by_allocation), looking:
             result = work.run(list(arguments))
-        _copy_foreign(work.driver, work.buffers, listed(result), outputs)
+        _copy_foreign(work, listed(result), outputs, operators, blocks)
         return result
 
     try:
@@ -169,7 +178,8 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         work.pool.renew()
         raise
     work.pool.adopt(graph)
-    return Captured(graph, result, arguments, _version_bumps(arguments, versions), list(stand_ins), empties)
+    bumps = _version_bumps(arguments, versions)
+    return Captured(graph, result, arguments, bumps, list(stand_ins), empties, blocks)
 
 
 def _without_elements(driver: Driver, value: Any) -> Any:
@@ -195,19 +205,26 @@ def _version_bumps(arguments: Sequence[Any], before: Sequence[int | None]) -> tu
 
 
 def _copy_foreign(
-    driver: Driver, buffers: Sequence[Buffer], returned: Sequence[Any], outputs: Mapping[int, torch.Tensor]
+    work: Work,
+    returned: Sequence[Any],
+    outputs: Mapping[int, torch.Tensor],
+    operators: Operators,
+    blocks: dict[int, Block],
 ) -> None:
-    """Record a copy of each storage that an operator allocated: its block may be an intermediate's at other times."""
-    for number, buffer in enumerate(buffers):
+    """Record a copy of each storage that an operator allocated, and note where it is (see `in_place.py`)."""
+    for number, buffer in enumerate(work.buffers):
         if buffer.foreign is None:
             continue
         source = returned[buffer.foreign.positions[0]]
         storage = source.untyped_storage()
-        if not driver.owns(source):
+        if not work.driver.owns(source):
             raise AllocationsChanged(f"an operator allocated an output on {source.device}")
         if storage.nbytes() != buffer.foreign.nbytes:
             raise AllocationsChanged("an operator allocated an output of another size than in the call before")
         if not storage.nbytes():
             continue
+        first_node = operators.first_node(source)
+        if first_node is not None:
+            blocks[number] = Block(storage.data_ptr(), storage.nbytes(), first_node, work.driver.nodes_so_far())
         flat = torch.empty(0, dtype=torch.uint8, device=source.device)
         bytes_of(outputs[number]).copy_(flat.set_(storage, 0, (storage.nbytes(),), (1,)))

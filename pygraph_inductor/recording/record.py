@@ -6,18 +6,18 @@ Called once per key; the trial's answer is the call's answer whatever becomes of
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind, UpdateRefused
-from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
-from pygraph_inductor.recording.capture import Captured, Place, StandInSpace, Work, buffers_of, capture_with
+from pygraph_inductor.recording.bindings import Found
+from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
+from pygraph_inductor.recording.capture_pair import captured_twice
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.inputs import Call, Refusal, overlaps
 from pygraph_inductor.recording.outputs import returned_values, returns_kind
@@ -27,7 +27,6 @@ from pygraph_inductor.recording.trial import Trial, run_trial
 from pygraph_inductor.recording.verify import Mismatch, verify
 from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
 from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer
-from pygraph_inductor.replay.views import bytes_of
 from pygraph_inductor.reporting import RecordingFacts
 
 
@@ -111,8 +110,8 @@ def record(request: Request) -> Attempt:
         attempt.refusal = Refusal("it writes to inputs that were not declared as written", passing=True)
         return attempt
     outputs = sum(value.untyped_storage().nbytes() for value in trial.returned if isinstance(value, torch.Tensor))
-    if needed + 3 * outputs > budget:
-        attempt.refusal = Refusal(f"verifying it needs {needed + 3 * outputs} bytes, {budget} are allowed")
+    if needed + 4 * outputs > budget:
+        attempt.refusal = Refusal(f"verifying it needs {needed + 4 * outputs} bytes, {budget} are allowed")
         return attempt
     try:
         _record_after(trial, request, attempt)
@@ -210,18 +209,22 @@ def _try_with(work: Work, request: Request, staged: frozenset[int]) -> Recording
         number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
         for number in staged
     }
-    with _captures(work, staging) as (captured, found):
-        if found.unexplained is not None:
+    with captured_twice(work, staging) as pair:
+        captured = pair.captured
+        unexplained = pair.found.unexplained or _unknown_host_work(captured)
+        if unexplained is not None:
             captured.graph.close()
-            return found.unexplained, all_places
-        plan = _plan(work, request, captured, found, staged)
+            return unexplained, all_places
+        plan = _plan(work, request, captured, pair.found, staged)
         player = Player(plan, captured.graph, work.driver, staging)
         borrowed = [position for position, entry in enumerate(plan.returned) if isinstance(entry, FromInput)]
         tensors = [value for value in work.inputs if isinstance(value, torch.Tensor)]
         try:
             held = player.rebase(work.inputs)
             captured.graph.instantiate()
-            replay = functools.partial(_poisoned_replay, player, work.inputs)
+            for node in pair.needless:
+                captured.graph.disable(captured.graph.nodes[node])
+            replay = functools.partial(_guarded_replay, player, work.inputs)
             verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors)
         except (Mismatch, ReplayFailed, UpdateRefused) as error:
             captured.graph.close()
@@ -230,62 +233,24 @@ def _try_with(work: Work, request: Request, staged: frozenset[int]) -> Recording
             captured.graph.close()
             raise
         del held
-    log = _log(work, plan, captured)
+    log = _log(work, plan, captured, len(pair.needless))
     return Recording(player, captured.graph, work.pool, tuple(work.generators), log)
 
 
-def _poisoned_replay(player: Player, inputs: Sequence[Any]) -> Any:
-    """A replay whose outputs cannot be right by accident, left over from the call before."""
-    prepared = player.prepare(inputs)
-    for tensor in prepared.fresh:
-        bytes_of(tensor).fill_(0xA5)
-    return player.launch(inputs, prepared)
-
-
-@contextlib.contextmanager
-def _captures(work: Work, staging: dict[int, torch.Tensor]) -> Iterator[tuple[Captured, Found]]:
-    """The graph, and its bindings from comparing it with a first capture; stand-ins stay mapped while it is open."""
-    moving = [number for number in range(len(work.places)) if number not in staging]
-    with contextlib.ExitStack() as spaces:
-        first = None
-        first_space = second_space = None
-        if moving:
-            first_space = _space(work, moving, 0, spaces)
-            first = capture_with(work, _merged(first_space, moving, staging, len(work.places)))
-            second_space = _space(work, moving, 1, spaces)
-            try:
-                second = capture_with(work, _merged(second_space, moving, staging, len(work.places)))
-            except BaseException:
-                first.graph.close()
-                raise
-        else:
-            second = capture_with(work, [staging[number] for number in range(len(work.places))])
-        if first is None or first_space is None or second_space is None:
-            found = Found(tuple(() for _ in work.places), _unknown_host_work(second))
-        else:
-            reach = max(place.layout.span for place in work.places)
-            movement = Movement(first.addresses, second.addresses, reach)
-            found = find_bindings(first.graph.nodes, second.graph.nodes, movement)
-            first.graph.close()
-        yield second, found
+def _guarded_replay(player: Player, inputs: Sequence[Any]) -> Any:
+    """A replay whose outputs cannot be right by accident, left over from the call before; nothing may be written
+    behind them, as by an intermediate that had been in the place of an output and was larger.
+    """
+    fresh, guards = player.guarded_outputs(0xA5)
+    result = player.launch(inputs, player.prepare(inputs, fresh))
+    if not all(bool((guard == 0xA5).all()) for guard in guards):
+        raise Mismatch("the replay writes behind an output")
+    return result
 
 
 def _unknown_host_work(captured: Captured) -> str | None:
     host = [node for node in captured.graph.nodes if node.kind is NodeKind.OTHER and "host" in node.name]
     return f"a {host[0].name} node cannot be executed an extra time to verify it" if host else None
-
-
-def _space(work: Work, moving: Sequence[int], spread: int, spaces: contextlib.ExitStack) -> StandInSpace:
-    space = StandInSpace(work.driver, [work.places[number] for number in moving], spread)
-    spaces.callback(space.close)
-    return space
-
-
-def _merged(
-    space: StandInSpace, moving: Sequence[int], staging: dict[int, torch.Tensor], count: int
-) -> list[torch.Tensor]:
-    tensors = staging | dict(zip(moving, space.tensors(), strict=True))
-    return [tensors[number] for number in range(count)]
 
 
 def _plan(work: Work, request: Request, captured: Captured, found: Found, staged: frozenset[int]) -> Plan:
@@ -313,13 +278,14 @@ def _plan(work: Work, request: Request, captured: Captured, found: Found, staged
     )
 
 
-def _log(work: Work, plan: Plan, captured: Captured) -> RecordingFacts:
+def _log(work: Work, plan: Plan, captured: Captured, disabled: int) -> RecordingFacts:
     kinds = collections.Counter(node.kind.value for node in captured.graph.nodes)
+    kinds[NodeKind.MEMCPY.value] -= disabled  # the only kind that is ever switched off
     inputs = [slot for slot in plan.slots if not slot.is_output]
     shapes = ", ".join("x".join(map(str, slot.layout.size)) or "scalar" for slot in inputs[:4])
     return RecordingFacts(
         key=shapes + (", …" if len(inputs) > 4 else ""),
-        nodes=dict(kinds),
+        nodes={kind: count for kind, count in kinds.items() if count},
         kernels=kinds[NodeKind.KERNEL.value],
         slots=dict(collections.Counter(slot.engine.value for slot in plan.slots)),
         bindings=sum(len(slot.bindings) for slot in plan.slots),

@@ -82,17 +82,30 @@ class Player:
         """One call, from inputs to outputs."""
         return self.launch(inputs, self.prepare(inputs))
 
-    def prepare(self, inputs: Sequence[Any]) -> Prepared:
-        """Everything before the launch: an exception here leaves the call undone.
+    def prepare(self, inputs: Sequence[Any], fresh: list[torch.Tensor] | None = None) -> Prepared:
+        """Everything before the launch: an exception here leaves the call undone. `fresh` are its outputs, if given.
 
         Raises `ReplayFailed` if the graph could not be updated: the recording is useless then.
         """
         plan = self.plan
-        fresh = [self._allocate(made.layout) for made in plan.allocations]
+        if fresh is None:
+            fresh = [self._allocate(made.layout) for made in plan.allocations]
         holders = [fresh[slot.source] if slot.is_output else inputs[slot.source] for slot in plan.slots]
         addresses, copies = self._placed(holders)
         self._tell(addresses)
         return Prepared(fresh, holders, copies)
+
+    def guarded_outputs(self, pattern: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """New outputs filled with the byte `pattern`, and behind each of them as much again and 4 KiB of the same."""
+        outputs, guards = [], []
+        for made in self.plan.allocations:
+            span = made.layout.span
+            memory = self._driver.empty((2 * span + 4096,), (1,), torch.uint8)
+            memory.fill_(pattern)
+            output = torch.empty(0, dtype=made.layout.dtype, device=memory.device)
+            outputs.append(output.set_(memory.untyped_storage(), 0, made.layout.size, made.layout.stride))
+            guards.append(memory[span:])
+        return outputs, guards
 
     def launch(self, inputs: Sequence[Any], prepared: Prepared) -> Any:
         """Launch, and hand out the outputs."""

@@ -8,7 +8,7 @@ from pygraph_inductor.driver.protocol import Area, Node, NodeKind
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
 
 FIRST, SECOND = (0x7F0000000000, 0x7F0000100000), (0x7F0003600200, 0x7F0003700400)
-MOVEMENT = Movement(FIRST, SECOND, reach=4096)
+MOVEMENT = Movement(FIRST, SECOND, (4096, 4096))
 
 
 def kernel(*words: int | bytes, name: str = "kernel", identity: tuple[int, ...] = (1,)) -> Node:
@@ -64,10 +64,17 @@ def test_an_address_in_other_units_is_not_explained() -> None:
     assert places(result) == [[], []]
 
 
-def test_slots_that_moved_alike_cannot_be_told_apart() -> None:
-    movement = Movement((4096, 8192), (1 << 40, (1 << 40) + 4096), reach=64)
-    result = find_bindings([kernel(4096)], [kernel(1 << 40)], movement)
-    assert result.unexplained == "two slots moved alike"
+def test_an_address_between_slots_that_moved_alike_is_not_explained() -> None:
+    movement = Movement((4096, 8192), (1 << 40, (1 << 40) + 4096), (64, 64))
+    result = find_bindings([kernel(4096 + 64)], [kernel((1 << 40) + 64)], movement)
+    assert result.unexplained and "two slots" in result.unexplained
+
+
+def test_slots_that_moved_alike_are_told_apart_by_what_they_span() -> None:
+    movement = Movement((4096, 8192), (1 << 40, (1 << 40) + 4096), (4096, 64))
+    result = find_bindings([kernel(8192, 4100)], [kernel((1 << 40) + 4096, (1 << 40) + 4)], movement)
+    assert result.unexplained is None
+    assert places(result) == [[(8, 4)], [(0, 0)]]
 
 
 def test_captures_of_different_work_are_not_compared() -> None:

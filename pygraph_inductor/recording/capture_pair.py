@@ -1,0 +1,80 @@
+"""Two captures of the same work with every slot elsewhere, and the bindings that the comparison shows.
+
+The second one is the graph that is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
+from pygraph_inductor.recording.capture import Captured, StandInSpace, Work, capture_with
+from pygraph_inductor.recording.in_place import in_place_bindings
+from pygraph_inductor.replay.plan import Binding
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The graph to keep, its bindings by place, and the nodes that copy outputs which need no copy."""
+
+    captured: Captured
+    found: Found
+    needless: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def captured_twice(work: Work, staging: Mapping[int, torch.Tensor]) -> Iterator[Pair]:
+    """Capture; `staging` has the tensors of places on the copy engine.
+
+    Stand-ins stay mapped while the context is open. The caller closes the graph.
+    """
+    moving = [number for number in range(len(work.places)) if number not in staging]
+    with contextlib.ExitStack() as spaces:
+        if not moving:
+            captured = capture_with(work, [staging[number] for number in range(len(work.places))])
+            yield Pair(captured, Found(tuple(() for _ in work.places)), ())
+            return
+        first = _capture(work, moving, staging, 0, spaces)
+        try:
+            second = _capture(work, moving, staging, 1, spaces)
+            yield _compared(work, moving, first, second)
+        finally:
+            first.graph.close()
+
+
+def _capture(
+    work: Work, moving: Sequence[int], staging: Mapping[int, torch.Tensor], spread: int, spaces: contextlib.ExitStack
+) -> Captured:
+    space = StandInSpace(work.driver, [work.places[number] for number in moving], spread)
+    spaces.callback(space.close)
+    tensors = dict(staging) | dict(zip(moving, space.tensors(), strict=True))
+    return capture_with(work, [tensors[number] for number in range(len(tensors))])
+
+
+def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captured) -> Pair:
+    spans = [place.layout.span for place in work.places]
+    nodes = (first.graph.nodes, second.graph.nodes)
+    found = find_bindings(*nodes, Movement(first.addresses, second.addresses, spans))
+    if found.unexplained is not None:
+        return Pair(second, found, ())
+    by_slot = list(found.by_slot)
+    needless = []
+    for number in moving:
+        place = work.places[number]
+        if not place.is_output or place.source not in first.blocks or place.source not in second.blocks:
+            continue
+        before, after = first.blocks[place.source], second.blocks[place.source]
+        bindings = in_place_bindings(*nodes, before, after)
+        if bindings and _only_in(by_slot[number], after.copy_node):
+            by_slot[number] = bindings
+            needless.append(after.copy_node)
+    return Pair(second, Found(tuple(by_slot)), tuple(needless))
+
+
+def _only_in(bindings: Sequence[Binding], node: int) -> bool:
+    """Whether the stand-in is where the copy is expected, and nowhere else."""
+    return bool(bindings) and all(binding.node == node for binding in bindings)

@@ -1,0 +1,100 @@
+"""Outputs that operators allocate themselves: handed out without a copy where that is safe, copied where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph_inductor.driver.protocol import Area, Node, NodeKind
+from pygraph_inductor.recording import capture_pair
+from pygraph_inductor.recording.in_place import Block, in_place_bindings
+from tests.simulated.hand_written import F32, HandWritten, check
+
+SIZE, STRIDE = (64, 64), (64, 1)
+
+
+def random() -> tuple[torch.Tensor]:
+    return (torch.randn(SIZE),)
+
+
+def sorted_twice(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+    mixed = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
+    namespace["cpp_fused_0"](mixed, x)
+    values, indices = torch.ops.aten.sort.default(mixed)
+    again = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
+    namespace["cpp_fused_0"](again, values)
+    return values, indices, again, torch.ops.aten.sort.default(again)[1]
+
+
+def sorted_into_a_freed_block(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+    """The values go where `mixed` was, which is larger: rewriting that address would take its writes along."""
+    mixed = namespace["empty_strided_cpu"]((128, 64), STRIDE, F32)
+    namespace["cpp_fused_0"](mixed, x)
+    small = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
+    namespace["cpp_fused_0"](small, mixed)
+    del mixed
+    return tuple(torch.ops.aten.sort.default(small))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_an_operators_output_is_handed_out_without_a_copy(native: bool) -> None:
+    function = HandWritten(sorted_twice, native=native)
+    check(function, random)
+    assert function.recordings[0].log.nodes == {"kernel": 4}
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_an_output_where_an_intermediate_was_is_copied(native: bool) -> None:
+    function = HandWritten(sorted_into_a_freed_block, native=native)
+    check(function, random)
+    assert function.recordings[0].log.nodes["memcpy"] >= 1
+
+
+def test_writes_behind_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the rule above forgotten, verification would still see what it leads to."""
+    forgetful = _without_the_rule(capture_pair.in_place_bindings)
+    monkeypatch.setattr(capture_pair, "in_place_bindings", forgetful)
+    function = HandWritten(sorted_into_a_freed_block)
+    check(function, random)  # the answers stay right: on the copy engine
+    assert function.recordings[0].log.slots == {"copy": 3}
+
+
+def _without_the_rule(original: Callable[..., Any]) -> Callable[..., Any]:
+    def bindings(first: Any, second: Any, before: Block, after: Block) -> Any:
+        return original(
+            first,
+            second,
+            Block(before.address, before.nbytes, 0, before.copy_node),
+            Block(after.address, after.nbytes, 0, after.copy_node),
+        )
+
+    return bindings
+
+
+def node(index: int, *words: int) -> Node:
+    return Node(index, NodeKind.KERNEL, "kernel", tuple(Area(word.to_bytes(8, "little")) for word in words))
+
+
+FIRST, SECOND = Block(4096, 512, 1, 2), Block(8192, 512, 1, 2)
+
+
+def test_words_at_the_same_place_in_both_blocks_are_bound() -> None:
+    first = [node(0, 1), node(1, 4096 + 64, 4096 + 512), node(2, 4096)]
+    second = [node(0, 1), node(1, 8192 + 64, 8192 + 512), node(2, 8192)]
+    bindings = in_place_bindings(first, second, FIRST, SECOND)
+    assert bindings is not None
+    assert [(one.node, one.area, one.addend) for one in bindings] == [(1, 0, 64)]
+
+
+def test_a_block_that_somebody_had_before_is_left_alone() -> None:
+    first = [node(0, 4096), node(1, 4096), node(2, 4096)]
+    second = [node(0, 8192), node(1, 8192), node(2, 8192)]
+    assert in_place_bindings(first, second, FIRST, SECOND) is None
+
+
+def test_a_block_written_from_another_node_on_is_left_alone() -> None:
+    nodes = [node(0, 1), node(1, 4096), node(2, 4096)]
+    assert in_place_bindings(nodes, nodes, FIRST, Block(4096, 512, 0, 2)) is None

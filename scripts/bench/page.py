@@ -272,6 +272,11 @@ def differences(main: Sequence[Result], paper: dict[str, Any]) -> str:
     lines.append("")
     lines.append(f"The paper ran {there['runs']}; here mixed precision means bf16 and not fp16, without a loss scaler.")
     lines.append("Dropout keeps its kernels and random numbers but drops nothing, so that eager is a reference.")
+    pure = [r.workload for r in main if r.facts.get("mode") == "training" and r.facts.get("precision") == "bf16"]
+    if pure:
+        lines.append(
+            f"Trained with bf16 weights, not mixed precision, which their code does not bear: {', '.join(pure)}."
+        )
     if own:
         lines.append(f"Written for this benchmark after public descriptions, same sizes: {', '.join(own)}.")
     return "\n".join(lines)

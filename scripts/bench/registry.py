@@ -162,11 +162,14 @@ class Workload:
 
     def setting(self, device: torch.device, tiny: bool) -> Setting:
         """Tiny sizes are float32: their errors are strict and their C++ compiles quickly."""
-        half = {"bf16": torch.bfloat16, "fp16": torch.float16}
         if tiny:
             return Setting(device, min(self.batch, self.tiny_batch), torch.float32, None, True)
-        autocast = torch.bfloat16 if self.precision == "amp" else None
-        return Setting(device, self.batch, half.get(self.precision, torch.float32), autocast, False)
+        return Setting(device, self.batch, *self.dtypes(), False)
+
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype | None]:
+        """What weights and inputs are at full size, and what autocast makes of them."""
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return half.get(self.precision, torch.float32), torch.bfloat16 if self.precision == "amp" else None
 
     def program(self, device: torch.device, tiny: bool) -> tuple[Program, Setting]:
         """Build it, with the same weights every time."""

@@ -63,12 +63,21 @@ def recommender_training(setting: Setting) -> Program:
     return training(model, fresh, setting, masked_error)
 
 
+class Bag(nn.Embedding):
+    """Rows of a table, summed: with the fused operator, except in training, where its backward waits for the device."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(ids).sum(1)
+        return F.embedding_bag(ids, self.weight, mode="sum")
+
+
 class Dlrm(nn.Module):
     """Dense features through an MLP, sparse ones through a table each, pairwise products, an MLP on top."""
 
     def __init__(self, tables: int, rows: int, width: int, dense: int, bottom: tuple[int, ...], top: tuple[int, ...]):
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+        self.tables = nn.ModuleList(Bag(rows, width) for _ in range(tables))
         self.bottom = mlp((dense, *bottom, width))
         pairs = (tables + 1) * tables // 2
         self.top = mlp((width + pairs, *top, 1), last=nn.Sigmoid())

@@ -14,6 +14,8 @@ from pygraph_inductor.recording.allocations import storage_key
 
 
 class _Calls(TorchDispatchMode):
+    supports_higher_order_operators = True  # whether one can be captured is not ours to say
+
     def __init__(self, before: Callable[[], None], after: Callable[[Any], None]) -> None:
         super().__init__()
         self._before = before

@@ -47,7 +47,7 @@ demo: $(READY) ## Compile and run a transformer, check it against eager, show th
 	$(PYTHON) -m pygraph_inductor demo $(ARGS)
 
 test: lint ## Lint, then every test that needs no GPU.
-	CUDA_VISIBLE_DEVICES= $(PYTHON) -m pytest --durations=10 $(ARGS)
+	CUDA_VISIBLE_DEVICES= $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile --durations=10 $(ARGS)
 
 lint: $(READY_DEV) ## Style, formatting and types.
 	$(PYTHON) -m ruff check .

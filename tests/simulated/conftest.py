@@ -1,0 +1,33 @@
+"""The simulated driver as every test here finds it: CPU graphs are its business, and nothing is set to go wrong."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import pygraph_inductor
+from pygraph_inductor.driver.capturing import Faults
+from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.recording.function import driver_for
+
+
+@pytest.fixture
+def driver() -> Iterator[SimulatedDriver]:
+    """The driver that compiled functions use."""
+    driver = driver_for(torch.device("cpu"))
+    assert isinstance(driver, SimulatedDriver)
+    driver.waits.clear()
+    yield driver
+    driver.faults = Faults()
+    driver.arena.limit = None
+
+
+@pytest.fixture(autouse=True)
+def simulating() -> Iterator[None]:
+    with pygraph_inductor.config.patch(simulate=True):
+        yield
+    torch._dynamo.reset()
+    gc.collect()

@@ -116,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.ablation:
         names = list(VARIANTS)
     cores = os.cpu_count() or 1
+    jobs = options.jobs or (max(cores - 1, 1) if simulated else max(min(cores // 2, 10), 1))
     settings = Options(
         device=options.device,
         out=options.out or SCRATCH / options.device,
@@ -124,7 +125,8 @@ def run(options: argparse.Namespace) -> int:
         seconds=options.seconds,
         budget=options.budget_minutes * 60 if options.budget_minutes else None,
         limit=options.limit,
-        jobs=options.jobs or (max(cores - 1, 1) if simulated else max(min(cores // 2, 10), 1)),
+        jobs=jobs,
+        batch=jobs if simulated else min(12, 3 * jobs),
         cold=options.cold,
         probe=not options.no_probe,
         again=options.again,

@@ -106,7 +106,7 @@ def dynamo_counters() -> dict[str, int]:
     return dict(found)
 
 
-def graphs_of(functions: Iterable[Any], iterations: int) -> Graphs:
+def graphs_of(functions: Iterable[Any]) -> Graphs:
     """Sum what the package reports about its functions."""
     graphs = Graphs()
     slots: Counter[str] = Counter()
@@ -118,11 +118,11 @@ def graphs_of(functions: Iterable[Any], iterations: int) -> Graphs:
             graphs.kernels_inside += recording.kernels
             graphs.bindings += recording.bindings
             graphs.bytes_borrowed += recording.bytes_borrowed
-            graphs.updates += recording.updates / iterations
-            graphs.staged += recording.staged / iterations
+            graphs.updates += recording.updates
+            graphs.staged += recording.staged
             slots.update(recording.slots)
         where = f"{function.kind} {function.name}" + (f" ({function.source})" if function.source else "")
-        graphs.cuts += [f"{where}: {reason}" for reason in function.reasons]
+        graphs.cuts += [f"{reason} [{where}]" for reason in function.reasons]
     graphs.slots = dict(sorted(slots.items()))
     return graphs
 
@@ -142,17 +142,15 @@ def steady_graphs(runner: Any, draw: Any, before: int, iterations: int = 2) -> G
 
     with active(runner.variant, runner.simulate):
         iterate(runner.program.fresh(draw))
-        start = graphs_of(functions(), 1)
+        start = graphs_of(functions())
         for _ in range(iterations):
             iterate(runner.program.fresh(draw))
-        end = graphs_of(functions(), 1)
+        end = graphs_of(functions())
         inputs = runner.program.fresh(draw)
         calls = python_calls(lambda: iterate(inputs))
     end.updates = (end.updates - start.updates) / iterations
     end.staged = (end.staged - start.staged) / iterations
     end.python_calls = calls
-    # Where the code was compiled says nothing about a regression, and its line numbers change with every edit.
-    end.cuts = sorted({cut.rsplit(": ", 1)[-1] for cut in end.cuts})
     return end
 
 

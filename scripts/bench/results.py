@@ -81,7 +81,6 @@ class Graphs:
     replayed: int = 0
     recordings: int = 0
     kernels_inside: int = 0
-    kernels_all: int | None = None
     slots: dict[str, int] = field(default_factory=dict)
     bindings: int = 0
     bytes_borrowed: int = 0

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,11 +29,14 @@ from scripts.bench.worker import READY
 
 PROBED = (INDUCTOR.name, STOCK.name, OURS.name)
 POLL = 0.1
+MARGIN = 40.0  # seconds of the budget in which nothing new is started
+NOT_REACHED = "not reached within the time budget"
 
 
 @dataclass(frozen=True)
 class Options:
-    """One run's choices. `budget` is seconds for everything, `limit` for one process."""
+    """One run's choices. `budget` is seconds for everything, `limit` for one process; `batch` workloads are prepared
+    together by `jobs` processes at a time."""
 
     device: str
     out: Path
@@ -43,6 +46,7 @@ class Options:
     budget: float | None = None
     limit: float = 300.0
     jobs: int = 1
+    batch: int = 1
     cold: bool = False
     probe: bool = True
     again: bool = False
@@ -167,13 +171,12 @@ class Run:
                 todo.append(workload)
         work = self.simulated if self.options.device == "sim" else self.batch
         try:
-            for first in range(0, len(todo), self.options.jobs):
-                batch = todo[first : first + self.options.jobs]
-                if self.left() < 30:
-                    for workload in todo[first:]:
-                        self.tell(workload, "not reached within the time budget", None)
-                    break
-                results += work(batch)
+            for first in range(0, len(todo), self.options.batch):
+                if self.left() > MARGIN:
+                    results += work(todo[first : first + self.options.batch])
+                else:
+                    for workload in todo[first : first + self.options.batch]:
+                        self.tell(workload, NOT_REACHED, None)
         finally:
             for worker in self.workers:
                 if worker.process.poll() is None:
@@ -227,11 +230,6 @@ class Run:
         self.workers.append(worker)
         return worker
 
-    def wait(self, workers: Iterable[Worker]) -> None:
-        for worker in workers:
-            while worker.running() and not worker.ready.is_set():
-                time.sleep(POLL)
-
     def simulated(self, batch: Sequence[Workload]) -> list[Result]:
         """Tiny sizes on the simulated driver; nothing is timed, so they run side by side."""
         items = [self.begin(workload) for workload in batch]
@@ -244,7 +242,8 @@ class Run:
             self.tell(item.workload, "running", None)
             running.append((item, self.start(f"{item.workload.name}.sim", ("simulate", item.workload.name))))
         for item, worker in running:
-            self.wait([worker])
+            while worker.running():
+                time.sleep(POLL)
             answer, failure = worker.found()
             self.merge(item, answer, failure)
             results.append(self.finish(item))
@@ -265,8 +264,8 @@ class Run:
             known.skips |= new.skips
 
     def batch(self, batch: Sequence[Workload]) -> list[Result]:
-        """Compile and probe side by side, prepare the timing processes side by side, time one after another."""
-        results = []
+        """Compile and probe side by side; then, with everything else quiet, time one workload after another."""
+        results: list[Result] = []
         items = []
         for workload in batch:
             item = self.begin(workload)
@@ -274,46 +273,71 @@ class Run:
                 results.append(self.skip(item))
             else:
                 items.append(item)
-        if self.options.probe:
-            self.probe(items)
+        self.prepare(items)
         for item in items:
-            self.tell(item.workload, "preparing", None)
-            name = item.workload.name
-            arguments = ["time", name, "--device", self.options.device, "--variants", ",".join(self.options.variants)]
-            arguments += ["--seconds", str(self.options.seconds), "--floor", item.floor or "", "--gate"]
-            item.timer = self.start(f"{name}.time", arguments)
-        self.wait(item.timer for item in items if item.timer)
-        for item in items:
-            assert item.timer is not None
-            if item.timer.running():
-                if self.left() < self.options.seconds + 5:
-                    item.timer.kill("the time budget was spent before its turn")
-                else:
-                    self.tell(item.workload, "timing", None)
-                    item.timer.go(min(self.options.seconds * 3 + 60, self.left()))
-            self.merge(item, *item.timer.found())
-            results.append(self.finish(item))
+            if item.timer is None or not self.timed(item, item.timer):
+                self.tell(item.workload, NOT_REACHED, None)
+            else:
+                results.append(self.finish(item))
         return results
 
-    def probe(self, items: Sequence[Item]) -> None:
-        """One process per workload and variant, `jobs` at a time. A failure is the variant's, not the workload's."""
-        queue = [(item, name) for item in items for name in PROBED if name in self.options.variants]
-        running: list[tuple[Item, str, Worker]] = []
-        while queue or running:
-            while queue and len(running) < self.options.jobs and self.left() > 30:
-                item, name = queue.pop(0)
-                self.tell(item.workload, f"compiling {VARIANTS[name].label}", None)
-                kind = "cold" if self.options.cold else "shared"
-                cache = f"cold/{item.workload.name}.{name}" if self.options.cold else "shared"
-                arguments = ["probe", item.workload.name, "--device", self.options.device]
-                arguments += ["--variants", name, "--cache", kind]
-                running.append((item, name, self.start(f"{item.workload.name}.{name}", arguments, cache)))
-            if self.left() <= 30:
-                queue.clear()
-            for entry in [entry for entry in running if not entry[2].running()]:
+    def timed(self, item: Item, timer: Worker) -> bool:
+        """Let a prepared process time its workload; False if the time budget ended before it could."""
+        if timer.running():
+            if self.left() < self.options.seconds + MARGIN / 4:
+                timer.kill("the time budget was spent")
+            else:
+                self.tell(item.workload, "timing", None)
+                timer.go(min(self.options.seconds * 3 + 60, self.left()))
+        answer, failure = timer.found()
+        self.merge(item, answer, failure)
+        return failure is None or self.left() > MARGIN / 4
+
+    def prepare(self, items: Sequence[Item]) -> None:
+        """Every item's probes, then its timing process up to the gate; at most `jobs` at work at a time."""
+        probes = [name for name in PROBED if name in self.options.variants] if self.options.probe else []
+        # All plain calls first: they compile the kernels that the other variants then find in the cache.
+        queue = [(item, name) for name in probes for item in items]
+        to_do = {item.workload.name: len(probes) for item in items}
+        ready = [item for item in items if not probes]
+        running: list[tuple[Item, str | None, Worker]] = []
+        while queue or ready or running:
+            for entry in [entry for entry in running if entry[2].ready.is_set() or not entry[2].running()]:
                 running.remove(entry)
-                self.probed(*entry)
+                item, name, worker = entry
+                if name is not None:
+                    self.probed(item, name, worker)
+                    to_do[item.workload.name] -= 1
+                    ready += [item] if not to_do[item.workload.name] else []
+            while (queue or ready) and len(running) < self.options.jobs and self.left() > MARGIN:
+                if ready:
+                    item = ready.pop(0)
+                    item.timer = self.start_timer(item)
+                    running.append((item, None, item.timer))
+                else:
+                    item, name = queue.pop(0)
+                    running.append((item, name, self.start_probe(item, name)))
+            if self.left() <= MARGIN:
+                queue.clear()
+                ready.clear()
             time.sleep(POLL)
+
+    def start_timer(self, item: Item) -> Worker:
+        self.tell(item.workload, "preparing", None)
+        name = item.workload.name
+        # What failed alone, perhaps inside a capture, must not take the others' process with it.
+        broken = {n for n, v in item.result.variants.items() if v.status == "failed" and n != INDUCTOR.name}
+        variants = [variant for variant in self.options.variants if variant not in broken]
+        arguments = ["time", name, "--device", self.options.device, "--variants", ",".join(variants)]
+        arguments += ["--seconds", str(self.options.seconds), "--floor", item.floor or "", "--gate"]
+        return self.start(f"{name}.time", arguments)
+
+    def start_probe(self, item: Item, name: str) -> Worker:
+        self.tell(item.workload, f"compiling {VARIANTS[name].label}", None)
+        kind = "cold" if self.options.cold else "shared"
+        cache = f"cold/{item.workload.name}.{name}" if self.options.cold else "shared"
+        arguments = ["probe", item.workload.name, "--device", self.options.device, "--variants", name, "--cache", kind]
+        return self.start(f"{item.workload.name}.{name}", arguments, cache)
 
     def probed(self, item: Item, name: str, worker: Worker) -> None:
         answer, failure = worker.found()

@@ -93,7 +93,7 @@ def probe(workload: Workload, variant: Variant, device: torch.device, cache: str
             result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
     result.skips = facts.dynamo_counters()
     if variant.ours:
-        result.graphs = facts.graphs_of(report_functions(), iterations=1)
+        result.graphs = facts.steady_graphs(runner, draw, before=0)
     found: dict[str, Any] = {"variants": {variant.name: encode(result)}}
     if variant == INDUCTOR:
         try:

@@ -115,7 +115,7 @@ def installation() -> Iterator[Finding]:
     enabled = pygraph_inductor.enabled()
     state = State.GOOD if enabled else State.PROBLEM
     yield Finding("installed into torch", "yes" if enabled else "no", state)
-    for name in ("seams", "code generation"):
+    for name in ("seams", "installed by", "code generation"):
         if name in report.installed:
             yield Finding(f"  {name}", str(report.installed[name]))
     if torch.cuda.is_available() and (reason := declines.of_process()) is not None:

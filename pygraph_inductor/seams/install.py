@@ -1,7 +1,8 @@
 """Puts our functions in place of torch's and back: all rows of the table, or none.
 
 Importing the package comes here. Inductor is not imported for it; if it is not there yet, the check and the
-replacement happen the moment it has been, before anybody can call it.
+replacement happen the moment it has been, before anybody can call it. A torch that has our patches is left as it is:
+ours is registered with its hooks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor import config
-from pygraph_inductor.seams import declines
+from pygraph_inductor.seams import declines, hooks
 from pygraph_inductor.seams.table import ENTRY, MINORS, ROWS, Row, differences, is_being_imported, minor_of
 
 logger = logging.getLogger("pygraph_inductor")
@@ -44,8 +45,20 @@ class _Replaced:
             setattr(self.owner, self.attribute, self.original)
 
 
+@dataclass(frozen=True)
+class _Hooked:
+    """A function of a patched torch that runs ours now."""
+
+    row: Row
+    hook: hooks.Hook
+    ours: Any
+
+    def put_back(self) -> None:
+        self.hook.give_back(self.ours)
+
+
 _lock = threading.RLock()
-_replaced: list[_Replaced] = []
+_replaced: list[_Replaced | _Hooked] = []
 _waiting: _Finder | None = None
 
 
@@ -74,9 +87,7 @@ def remove() -> None:
             _stop_waiting()
         if not _replaced:
             return
-        for replaced in reversed(_replaced):
-            replaced.put_back()
-        _replaced.clear()
+        _put_back()
         from pygraph_inductor.codegen import registration
 
         registration.match(frozenset())
@@ -101,8 +112,19 @@ def facts() -> dict[str, Any]:
         answer["seams"] = "waiting for torch._inductor to be imported"
     if _replaced:
         answer["seams"] = ", ".join(replaced.row.full_name for replaced in _replaced)
+        answer["installed by"] = _way()
         answer["code generation"] = ", ".join(registration.registered()) or "from the first compilation on"
     return answer
+
+
+def _way() -> str:
+    """Which of the two ways in was taken, and where a patched torch lacks a hook."""
+    without = [replaced.row.full_name for replaced in _replaced if isinstance(replaced, _Replaced)]
+    if len(without) == len(_replaced):
+        return "replacing functions of torch in this process"
+    if not without:
+        return "hooks of a patched torch"
+    return f"hooks of a patched torch, and replacing what its patches do not know: {', '.join(without)}"
 
 
 def _is_imported(name: str) -> bool:
@@ -133,14 +155,24 @@ def _apply() -> bool:
     return bool(_replaced)
 
 
-def _replace(row: Row) -> _Replaced:
-    owner, attribute = row.owner_and_attribute()
-    original = owner.__dict__[attribute]
+def _replace(row: Row) -> _Replaced | _Hooked:
     module, _, function = str(row.replacement).partition(":")
     make: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+    if (hook := hooks.of(row.full_name)) is not None:
+        ours = make(hook.stock)
+        hook.take_over(ours)
+        return _Hooked(row, hook, ours)
+    owner, attribute = row.owner_and_attribute()
+    original = owner.__dict__[attribute]
     ours = _switchable(original, make(original))
     setattr(owner, attribute, ours)
     return _Replaced(row, owner, attribute, original, ours)
+
+
+def _put_back() -> None:
+    for replaced in reversed(_replaced):
+        replaced.put_back()
+    _replaced.clear()
 
 
 def _switchable(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,7 +235,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             try:
                 _apply()
             except Exception as error:  # importing torch must not fail because of us
-                _replaced.clear()
+                _put_back()
                 _refuse(f"{type(error).__name__}: {error}")
 
 

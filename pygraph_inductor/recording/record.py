@@ -105,6 +105,10 @@ def record(request: Request) -> Attempt:
         return Attempt(result, refusal=Refusal(f"verifying it needs {needed} bytes, {budget} are allowed"))
     trial = _trial(request)
     attempt = Attempt(trial.result, undeclared_writes=trial.undeclared_writes)
+    if trial.replaced_inputs:
+        # Happens on the host, where no replay repeats it; and memory of the graph would become the caller's.
+        attempt.refusal = Refusal(f"it gives input {trial.replaced_inputs[0]} other storage (set_ or resize_)")
+        return attempt
     if trial.undeclared_writes:
         # They were not kept, so this call cannot be repeated; the next one can.
         attempt.refusal = Refusal("it writes to inputs that were not declared as written", passing=True)

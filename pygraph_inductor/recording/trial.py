@@ -39,6 +39,7 @@ class Trial:
     returned_allocations: tuple[int, ...]  # those of them that are behind an output
     foreign: tuple[Foreign, ...]
     undeclared_writes: frozenset[int]
+    replaced_inputs: tuple[int, ...]  # have another storage or layout than before the call
     before: Kept  # the write set as the call found it
     after: Kept  # and as it left it
     random_before: RandomState
@@ -65,12 +66,14 @@ def run_trial(
     random_before = driver.random_state(call.generators)
     before = Kept(written_tensors)
     digests_before = digests([inputs[position] for position in others])
+    memory_before = _memory_of(inputs, call)
     with watched(facts.namespace, facts.allocators) as seen:
         result = run_plainly(run, list(inputs), checked, written)
     digests_after = digests([inputs[position] for position in others])
     undeclared = {
         position for position, old, new in zip(others, digests_before, digests_after, strict=True) if old != new
     }
+    memory = zip(call.slots, memory_before, _memory_of(inputs, call), strict=True)
     returned = listed(result)
     return Trial(
         result=result,
@@ -79,11 +82,17 @@ def run_trial(
         returned_allocations=_returned_allocations(returned, seen),
         foreign=_foreign(returned, seen, inputs, facts),
         undeclared_writes=frozenset(undeclared),
+        replaced_inputs=tuple(position for position, old, new in memory if old != new),
         before=before,
         after=Kept(written_tensors),
         random_before=random_before,
         random_after=driver.random_state(call.generators),
     )
+
+
+def _memory_of(inputs: Sequence[Any], call: Call) -> list[tuple[int, int, Layout]]:
+    tensors = [inputs[position] for position in call.slots]
+    return [(storage_key(tensor), tensor.data_ptr(), Layout.of(tensor)) for tensor in tensors]
 
 
 def _returned_allocations(returned: Sequence[Any], seen: Watched) -> tuple[int, ...]:

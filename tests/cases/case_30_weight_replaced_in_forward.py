@@ -1,6 +1,7 @@
 """The forward itself gives a weight new storage (`weight.data = ...`).
 
-Seen: an error about live memory that nobody accounted for. Expected: output and weight as in eager.
+Seen: an error about live memory that nobody accounted for. Expected: output and weight as in eager. Where Inductor
+puts the exchange into the graph, no replay can repeat it, so a reason will do.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import torch
 
 from tests.cases.field import Field
 
+SIMULATED = True
+
 
 class Fading(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.filter = torch.nn.Conv2d(3, 4, kernel_size=3)
+        self.mix = torch.nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.filter.weight.data = 0.9 * self.filter.weight.data
-        return torch.relu(self.filter(x))
+        self.mix.weight.data = 0.9 * self.mix.weight.data
+        return torch.relu(self.mix(x))
 
 
 def check(field: Field) -> None:
@@ -28,7 +31,7 @@ def check(field: Field) -> None:
     call = field.compiled(model)
     with torch.no_grad():
         for number in range(7):
-            x = field.randn(1, 3, 8, 8)
-            field.same(call(x), plain(x), f"call {number}", tolerance=1e-2)
-            field.same(model.filter.weight, plain.filter.weight, f"weight after call {number}")
-    field.expect_replays_or_a_reason("set_", "storage", "data")
+            x = field.randn(4, 16)
+            field.same(call(x), plain(x), f"call {number}")
+            field.same(model.mix.weight, plain.mix.weight, f"weight after call {number}")
+    field.expect_replays_or_a_reason("storage")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # Checks, and copies for alignment, read their argument; neither makes a function depend on the address.
 _HARMLESS = frozenset(
@@ -46,6 +46,8 @@ class FunctionText:
     uses: dict[int, tuple[Use, ...]]
     allocators: tuple[str, ...]
     calls: frozenset[str]
+    # Per call that is given inputs (no Triton kernels): what is called, and the input at each position or keyword.
+    given: tuple[tuple[str, dict[int | str, int]], ...] = ()
 
     @property
     def reused(self) -> frozenset[int]:
@@ -64,11 +66,29 @@ def read(source: str) -> dict[str, FunctionText]:
     tree = ast.parse(source)
     lines = source.splitlines()
     kernels = _triton_kernels(tree)
-    return {
+    texts = {
         function.name: _Reader(lines, kernels).read(function)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef) and (function.name == "call" or function.name.startswith("partition_"))
+        for function in _functions(tree)
+        if function.name == "call" or function.name.startswith("partition_")
     }
+    if "call" in texts:
+        texts["call"] = _with_partitions(texts["call"], list(texts.values()))
+    return texts
+
+
+def _with_partitions(call: FunctionText, texts: list[FunctionText]) -> FunctionText:
+    """`call` with what the partitions that it calls allocate and call."""
+    allocators = sorted({name for text in texts for name in text.allocators})
+    calls = frozenset(name for text in texts for name in text.calls)
+    return replace(call, allocators=tuple(allocators), calls=calls)
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Functions of the module, and methods of its classes (`Runner.call`)."""
+    for statement in tree.body:
+        for inner in statement.body if isinstance(statement, ast.ClassDef) else [statement]:
+            if isinstance(inner, ast.FunctionDef):
+                yield inner
 
 
 def _triton_kernels(tree: ast.Module) -> frozenset[str]:
@@ -78,7 +98,7 @@ def _triton_kernels(tree: ast.Module) -> frozenset[str]:
         for statement in tree.body
         if isinstance(statement, ast.Assign)
         and isinstance(statement.value, ast.Call)
-        and ast.unparse(statement.value.func) == "async_compile.triton"
+        and _dotted(statement.value.func) == "async_compile.triton"
         for target in statement.targets
         if isinstance(target, ast.Name)
     )
@@ -105,9 +125,10 @@ class _Reader:
     kernels: frozenset[str]
     roots: dict[str, frozenset[int]] = field(default_factory=dict)  # name -> the inputs whose memory it may be
     uses: dict[int, list[Use]] = field(default_factory=dict)
+    calls: set[str] = field(default_factory=set)
+    given: dict[ast.Call, dict[int | str, int]] = field(default_factory=dict)
 
     def read(self, function: ast.FunctionDef) -> FunctionText:
-        calls = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
         inputs: tuple[str, ...] = ()
         for statement in _statements(function.body):
             if not inputs and _is_unpacking(statement):
@@ -119,15 +140,21 @@ class _Reader:
         return FunctionText(
             inputs=inputs,
             uses={position: tuple(dict.fromkeys(uses)) for position, uses in self.uses.items()},
-            allocators=tuple(sorted(name for name in calls if name.startswith(_ALLOCATOR))),
-            calls=frozenset(calls),
+            allocators=tuple(sorted(name for name in self.calls if name.startswith(_ALLOCATOR))),
+            calls=frozenset(self.calls),
+            given=tuple((_dotted(call.func), arguments) for call, arguments in self.given.items()),
         )
 
     def _follow(self, statement: ast.stmt) -> None:
-        parents = {child: parent for parent in ast.walk(statement) for child in ast.iter_child_nodes(parent)}
+        nodes = list(ast.walk(statement))
+        self.calls.update(_dotted(node.func) for node in nodes if isinstance(node, ast.Call))
+        found = [node for node in nodes if isinstance(node, ast.Name) and node.id in self.roots]
+        if not found:
+            return
+        parents = {child: parent for parent in nodes for child in ast.iter_child_nodes(parent)}
         renamed: frozenset[int] = frozenset()  # what the assigned name is, is a view of, or is a list of
-        for node in ast.walk(statement):
-            if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in self.roots):
+        for node in found:
+            if not isinstance(node.ctx, ast.Load):
                 continue
             use = self._use(node, parents, statement)
             if use is None or use.kind == "reused":
@@ -145,16 +172,17 @@ class _Reader:
         outer = parents[name]
         while (
             isinstance(outer, (ast.Tuple, ast.List, ast.Starred, ast.keyword))
-            or (isinstance(outer, ast.Call) and ast.unparse(outer.func) in _VIEWS and inner is not outer.func)
+            or (isinstance(outer, ast.Call) and _dotted(outer.func) in _VIEWS and inner is not outer.func)
         ) and outer in parents:
             inner, outer = outer, parents[outer]
         if isinstance(outer, ast.Call) and inner is not outer.func:
-            callee = ast.unparse(outer.func)
+            callee = _dotted(outer.func)
             kernel = callee.removesuffix(".run")
             if callee in _HARMLESS:
                 return None
             if kernel != callee and kernel in self.kernels:
                 return Use("triton", kernel, outer.args.index(inner) if inner in outer.args else None)
+            self._note_given(name, outer, inner)
             return Use("extern", callee)
         if isinstance(statement, ast.Return):
             return Use("returned")
@@ -163,6 +191,27 @@ class _Reader:
                 return Use("reused", ast.unparse(statement.targets[0]))
             return None
         return Use("host", ast.unparse(outer))
+
+    def _note_given(self, name: ast.Name, call: ast.Call, argument: ast.AST) -> None:
+        place: int | str | None = None
+        if isinstance(argument, ast.keyword):
+            place = argument.arg
+        elif argument in call.args:
+            place = call.args.index(argument)
+        if place is not None and len(self.roots[name.id]) == 1:
+            self.given.setdefault(call, {})[place] = next(iter(self.roots[name.id]))
+
+
+def _dotted(expression: ast.expr) -> str:
+    """The text of an expression; fast for `a.b.c`, which is what calls are made of."""
+    names = []
+    inner = expression
+    while isinstance(inner, ast.Attribute):
+        names.append(inner.attr)
+        inner = inner.value
+    if not isinstance(inner, ast.Name):
+        return ast.unparse(expression)
+    return ".".join([inner.id, *reversed(names)])
 
 
 def _is_unpacking(statement: ast.stmt) -> bool:

@@ -66,7 +66,9 @@ def test_allocators_and_collectives_are_found():
     text = read(HAND_WRITTEN)["partition_0"]
     assert text.allocators == ("empty_strided_cuda",)
     assert text.collectives == ("torch.ops._c10d_functional.all_reduce_.default",)
-    assert read(HAND_WRITTEN)["call"].collectives == ()
+    # What runs a whole module runs its partitions.
+    assert read(HAND_WRITTEN)["call"].allocators == text.allocators
+    assert read(HAND_WRITTEN)["call"].collectives == text.collectives
 
 
 def test_input_that_a_partition_passes_through_stays_an_input():

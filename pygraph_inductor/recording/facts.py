@@ -41,6 +41,8 @@ class Facts:
     namespace: dict[str, Any] = field(default_factory=dict)
     # The names in `namespace` that allocate tensors.
     allocators: tuple[str, ...] = ()
+    # Positions of an attention's random seed and offset: a plain call wants them on the host (codegen/attention_seeds).
+    attention_seeds: tuple[tuple[int, int], ...] = ()
     # Why this function is never recorded, known before its first call (collectives, effects), or None.
     refusal: str | None = None
     # The function must not be executed an extra time, neither to verify nor to measure: it has host nodes, effectful

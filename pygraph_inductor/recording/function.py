@@ -103,6 +103,10 @@ class RecordedFunction:
             return self._after_error(inputs, error)
         if isinstance(key, Refusal):
             return self._plain(inputs, key)
+        if any(not self._driver.owns(inputs[seed]) for seed, _ in self._facts.attention_seeds):
+            return self._plain(
+                inputs
+            )  # its forward was plain; captured, it would take the host's memory for the device's
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
@@ -179,7 +183,8 @@ class RecordedFunction:
         if why is not None:
             self._log.add_reason(why.reason)
         self._log.plain_calls += 1
-        return run_plainly(self._run, inputs, self._positions_to_align(inputs), self._written)
+        seeds = self._facts.attention_seeds
+        return run_plainly(self._run, inputs, self._positions_to_align(inputs), self._written, seeds)
 
     def _replay(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
         player = recording.player

@@ -22,10 +22,26 @@ def is_misaligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % KERNEL_ALIGNMENT != 0
 
 
+def seeds_on_host(inputs: list[Any], seeds: Iterable[tuple[int, int]]) -> None:
+    """Give a plain call the seeds of attention where plain calls look for them (codegen/attention_seeds.py).
+
+    Only those without dimensions: flash attention's are two numbers, and always on the device.
+    """
+    for pair in seeds:
+        if all(isinstance(inputs[position], torch.Tensor) for position in pair) and inputs[pair[0]].dim() == 0:
+            for position in pair:
+                inputs[position] = inputs[position].cpu()
+
+
 def run_plainly(
-    run: Callable[[list[Any]], Any], inputs: list[Any], checked: Iterable[int], written: Collection[int]
+    run: Callable[[list[Any]], Any],
+    inputs: list[Any],
+    checked: Iterable[int],
+    written: Collection[int],
+    seeds: Iterable[tuple[int, int]] = (),
 ) -> Any:
     """Call `run`, which consumes `inputs`. Misaligned tensors among `checked` are replaced by aligned copies."""
+    seeds_on_host(inputs, seeds)
     replaced = []
     for position in checked:
         tensor = inputs[position]

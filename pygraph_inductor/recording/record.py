@@ -147,7 +147,8 @@ def _trial(request: Request) -> Trial:
 
 
 def _plain_call(request: Request) -> Callable[[], Any]:
-    return lambda: run_plainly(request.run, list(request.inputs), request.checked, request.written)
+    seeds = request.facts.attention_seeds
+    return lambda: run_plainly(request.run, list(request.inputs), request.checked, request.written, seeds)
 
 
 def _record_after(trial: Trial, request: Request, attempt: Attempt) -> None:

@@ -68,7 +68,7 @@ def run_trial(
     digests_before = digests([inputs[position] for position in others])
     memory_before = _memory_of(inputs, call)
     with watched(facts.namespace, facts.allocators) as seen:
-        result = run_plainly(run, list(inputs), checked, written)
+        result = run_plainly(run, list(inputs), checked, written, facts.attention_seeds)
     digests_after = digests([inputs[position] for position in others])
     undeclared = {
         position for position, old, new in zip(others, digests_before, digests_after, strict=True) if old != new

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor.codegen import generated_code
+from pygraph_inductor.codegen.attention_seeds import attention_seeds
 from pygraph_inductor.codegen.generated_code import FunctionText
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.reporting.facts import warn_once
@@ -70,6 +71,7 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
         visible_outputs=None if visible is None else frozenset(visible),
         namespace=namespace,
         allocators=tuple(name for name in (text.allocators if text else ()) if name in namespace),
+        attention_seeds=attention_seeds(text) if text else (),
         refusal=UNREADABLE if text is None else _refusal(text, effects),
         once_only=bool(effects or (text and text.collectives)),
         capture_sizes=_capture_sizes(),

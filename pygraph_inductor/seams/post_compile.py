@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from pygraph_inductor.codegen.attention_seeds import attention_seeds
+from pygraph_inductor.codegen.generated_code import read
+from pygraph_inductor.recording.plain import seeds_on_host
 from pygraph_inductor.reporting.facts import FunctionFacts, register
 from pygraph_inductor.seams import declines, describe, visit
 from pygraph_inductor.seams.compilation import Compilation, current
@@ -35,6 +38,8 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         with visit.of(self) as visited:
             original(self, example_inputs, constants, graph_kwargs)
         if asked and not simulated and not visited.functions:
+            if graph_kwargs.get("is_backward"):
+                _give_seeds_on_host(self)
             with declines.harmless("a graph is missing from the report", strict):
                 _report_dropped(self, compilation, on_at_entry)
         return None
@@ -49,6 +54,21 @@ def _asked(compilation: Compilation, is_backward: bool) -> bool:
     if compilation.backward_off if is_backward else compilation.forward_off:
         return False
     return compilation.always or inductor_config.triton.cudagraphs
+
+
+def _give_seeds_on_host(graph: Any) -> None:
+    """A backward without a graph follows a forward that may have one (codegen/attention_seeds.py)."""
+    text = read(graph.source_code).get("call") if graph.source_code else None
+    seeds = attention_seeds(text) if text is not None else ()
+    if not seeds or _is_cpu_only(graph):
+        return
+    run = graph.current_callable
+
+    def run_with_seeds(inputs: list[Any]) -> Any:
+        seeds_on_host(inputs, seeds)
+        return run(inputs)
+
+    graph.current_callable = run_with_seeds
 
 
 def _is_cpu_only(graph: Any) -> bool:

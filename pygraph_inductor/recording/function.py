@@ -103,10 +103,8 @@ class RecordedFunction:
             return self._after_error(inputs, error)
         if isinstance(key, Refusal):
             return self._plain(inputs, key)
-        if any(not self._driver.owns(inputs[seed]) for seed, _ in self._facts.attention_seeds):
-            return self._plain(
-                inputs
-            )  # its forward was plain; captured, it would take the host's memory for the device's
+        if self._has_seeds_on_host(inputs):
+            return self._plain(inputs)
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
@@ -120,6 +118,11 @@ class RecordedFunction:
         if isinstance(entry, _Seen):
             return self._record(inputs, key)
         return self._plain(inputs, entry)
+
+    def _has_seeds_on_host(self, inputs: Sequence[Any]) -> bool:
+        """Whether the forward was plain: a capture would take the host's memory for the device's."""
+        seeds = [inputs[seed] for seed, _ in self._facts.attention_seeds]
+        return any(isinstance(seed, torch.Tensor) and not self._driver.owns(seed) for seed in seeds)
 
     # -- keys
 

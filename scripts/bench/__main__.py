@@ -11,6 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from scripts.bench import facts
+from scripts.bench.registry import Workload
+from scripts.bench.results import Result
 from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
 
 DATA = facts.ROOT / "docs" / "benchmarks" / "data"
@@ -59,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, default=None, help="folder of result files (.cache/bench/DEVICE)")
     one.add_argument("--cache", type=Path, default=SCRATCH / "cache", help="folder of compiled code")
     one.add_argument("--collect", type=Path, help="also write all results of the run into one file")
+    one.add_argument("--compare", type=Path, help="also say what got slower or worse than in these results")
 
     about = "list workloads and what each needs"
     add_selection(commands.add_parser("list", help=about, description=about))
@@ -95,7 +98,7 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quick", action="store_true", help=f"a small selection: {', '.join(QUICK)}")
 
 
-def selected(options: argparse.Namespace) -> list:
+def selected(options: argparse.Namespace) -> list[Workload]:
     from scripts.bench.registry import choose
 
     names = [*options.names, *(QUICK if options.quick else ())]
@@ -145,6 +148,8 @@ def run(options: argparse.Namespace) -> int:
     if options.collect:
         results.collect(found, options.collect)
     console.print(f"{len(found)} of {len(workloads)} workloads have results in {settings.out}", highlight=False)
+    if options.compare and show_comparison(console, results.load(options.compare), found, 0.02):
+        return 1
     return 1 if bad else 0
 
 
@@ -172,11 +177,18 @@ def collect(options: argparse.Namespace) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     from scripts.bench import results
+
+    old, new = results.load(options.old), results.load(options.new)
+    return 1 if show_comparison(Console(), old, new, options.threshold) else 0
+
+
+def show_comparison(console: Console, old: list[Result], new: list[Result], threshold: float) -> bool:
+    """Print what changed; says whether anything got worse."""
     from scripts.bench.compare import compared, comparison_table
 
-    changes = compared(results.load(options.old), results.load(options.new), options.threshold)
-    Console().print(comparison_table(changes))
-    return 1 if any(change.verdict == "worse" for change in changes) else 0
+    changes = compared(old, new, threshold)
+    console.print(comparison_table(changes))
+    return any(change.verdict == "worse" for change in changes)
 
 
 def page(options: argparse.Namespace) -> int:

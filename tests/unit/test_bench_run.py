@@ -12,7 +12,7 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor import config
-from scripts.bench import correct, run
+from scripts.bench import correct, results, run
 from scripts.bench.measure import Runner
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
 from scripts.bench.results import load
@@ -193,3 +193,45 @@ def test_two_draws_of_one_seed_agree():
     a, b = Draw(setting, 3), Draw(setting, 3)
     assert torch.equal(a.normal(5), b.normal(5))
     assert a.host_number(0, 1) == b.host_number(0, 1)
+
+
+def test_compare_prints_what_got_worse(tmp_path, capsys):
+    from scripts.bench.__main__ import main
+    from tests.unit.bench_data import result
+
+    results.collect([result("A", 100, 80, 50, 45)], tmp_path / "old.json")
+    results.collect([result("A", 100, 80, 60, 45)], tmp_path / "new.json")
+    assert main(["compare", str(tmp_path / "old.json"), str(tmp_path / "new.json")]) == 1
+    assert "worse" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "old.json"), str(tmp_path / "old.json")]) == 0
+
+
+def test_collect_names_the_file_after_gpu_and_commit(tmp_path, monkeypatch, capsys):
+    import scripts.bench.__main__ as cli
+    from tests.unit.bench_data import result
+
+    results.save(tmp_path / "parts", result("A", 100, 80, 50, 45))
+    monkeypatch.setattr(cli, "DATA", tmp_path / "data")
+    assert cli.main(["collect", str(tmp_path / "parts")]) == 0
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["some-gpu-0123456789ab.json"]
+
+
+def test_the_packages_command_finds_the_checkout(capsys):
+    from pygraph_inductor.__main__ import main
+
+    assert main(["bench", "list", "MLP8"]) == 0
+    assert "eight-layer MLP" in capsys.readouterr().out
+
+
+def test_the_packages_command_says_that_it_needs_the_checkout(monkeypatch, capsys):
+    from pygraph_inductor import __main__ as cli
+
+    monkeypatch.setattr(cli.os.path, "exists", lambda path: False)
+    assert cli.main(["bench", "list"]) == 2
+    assert "needs the checkout" in capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_is_told_what_to_do(monkeypatch, options):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit, match="make bench DEVICE=sim"):
+        Run(replace(options, device="cuda"), silent)

@@ -126,9 +126,10 @@ class Decoder(nn.Module):
 SIZES = ((32000, 1024, 12, 16, 4, 2816), (50, 16, 2, 4, 2, 32))
 
 
-def decoder(setting: Setting, experts: int = 0) -> tuple[Decoder, int]:
-    vocabulary, *sizes = setting.pick(*SIZES)
-    return setting.place(Decoder(vocabulary, *sizes, experts=experts)), vocabulary
+def decoder(setting: Setting, experts: int = 0, depth: int | None = None) -> tuple[Decoder, int]:
+    vocabulary, width, full_depth, *sizes = setting.pick(*SIZES)
+    model = Decoder(vocabulary, width, depth or full_depth, *sizes, experts=experts)
+    return setting.place(model), vocabulary
 
 
 def caches(model: Decoder, setting: Setting, draw: Draw, length: int) -> list[Tensor]:
@@ -199,7 +200,8 @@ def decode_plain(setting: Setting) -> Program:
     **LLM,
 )
 def mixture(setting: Setting) -> Program:
-    model, vocabulary = decoder(setting, experts=setting.pick(8, 2))
+    # Four layers: every expert call is a graph of its own, and most of them meet a new number of tokens.
+    model, vocabulary = decoder(setting, experts=setting.pick(8, 2), depth=setting.pick(4, 1))
     length = setting.pick(128, 8)
 
     def logits(ids: Tensor) -> Tensor:

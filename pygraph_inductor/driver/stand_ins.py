@@ -7,6 +7,7 @@ launcher and `cudaMemcpyAsync` ask the driver what an address is, therefore the 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class MappedRange:
 
     def __init__(self, nbytes: int, device_index: int, fill: int) -> None:
         cu = bindings()
+        self._device = device_index
         self._block: Any = None
         self._mapped = 0
         self.address = 0
@@ -53,9 +55,11 @@ class MappedRange:
             raise
 
     def close(self) -> None:
-        """Give addresses and block back. Nothing that runs on the device may still mention them."""
+        """Give addresses and block back. Waits for the current stream, where a replay may still mention them."""
         cu = bindings()
         if self._mapped:
+            with contextlib.suppress(RuntimeError):  # a device that is lost needs no waiting
+                torch.cuda.current_stream(self._device).synchronize()
             checked(cu.cuMemUnmap(self.address, self._mapped))
             self._mapped = 0
         if self._block is not None:

@@ -6,6 +6,7 @@ A capture executes nothing and freezes parameters as bytes; a replay works from 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import types
@@ -28,6 +29,7 @@ from pygraph_inductor.driver.protocol import (
     T,
     UpdateRefused,
 )
+from pygraph_inductor.driver.thread_globals import meaning, original_of
 
 
 class _ThreadState(threading.local):
@@ -39,8 +41,6 @@ class _ThreadState(threading.local):
 
 
 _thread = _ThreadState()
-# Captures replace names in modules that other threads may be capturing from too.
-_one_capture_at_a_time = threading.Lock()
 
 
 class SimulatedGraph:
@@ -121,33 +121,22 @@ def _is_allocator(name: str, value: Any) -> bool:
 @contextlib.contextmanager
 def _doors(recorder: Recorder, namespace: dict[str, Any]) -> Iterator[None]:
     """Let everything that the current thread launches through `namespace` or the dispatcher reach the recorder."""
-
-    def kernel(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def launch(*args: Any) -> Any:
-            # Another thread may run the same generated module meanwhile.
-            return recorder.kernel(name, original, args) if _thread.recorder is recorder else original(*args)
-
-        return launch
-
-    def allocator(original: Callable[..., Any]) -> Callable[..., Any]:
-        def allocate(*args: Any) -> Any:
-            return recorder.allocate(*args) if _thread.recorder is recorder else original(*args)
-
-        return allocate
-
-    originals = {}
+    makers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
     for name, value in list(namespace.items()):
-        if _is_allocator(name, value):
-            originals[name], namespace[name] = value, allocator(value)
-        elif _is_kernel(name, value):
-            originals[name], namespace[name] = value, kernel(name, value)
+        if _is_allocator(name, original_of(value)):
+            makers[name] = lambda original: recorder.allocate
+        elif _is_kernel(name, original_of(value)):
+            makers[name] = functools.partial(_recording, recorder, name)
     _thread.recorder = recorder
     try:
-        with HostReadMode(recorder), OperatorMode(recorder):
+        with meaning(namespace, makers), HostReadMode(recorder), OperatorMode(recorder):
             yield
     finally:
         _thread.recorder = None
-        namespace.update(originals)
+
+
+def _recording(recorder: Recorder, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: recorder.kernel(name, kernel, args)
 
 
 class SimulatedDriver:
@@ -178,7 +167,7 @@ class SimulatedDriver:
         recorder = Recorder(pool, generators, self.faults)
         pool.retain()
         try:
-            with _one_capture_at_a_time, _doors(recorder, namespace):
+            with _doors(recorder, namespace):
                 result = body()
             if recorder.broken is not None:
                 raise recorder.broken

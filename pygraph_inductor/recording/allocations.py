@@ -8,13 +8,13 @@ reuses freed blocks during a capture.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pygraph_inductor.driver.thread_globals import meaning
 from pygraph_inductor.replay.plan import Layout
 
 
@@ -46,30 +46,6 @@ class Watched:
 
 
 @contextlib.contextmanager
-def _replaced(
-    namespace: dict[str, Any], names: Sequence[str], make: Callable[[Callable[..., Any]], Any]
-) -> Iterator[None]:
-    originals = {name: namespace[name] for name in names if name in namespace}
-    thread = threading.get_ident()
-
-    def only_here(original: Callable[..., Any]) -> Callable[..., Any]:
-        ours = make(original)
-
-        def allocate(*args: Any) -> Any:
-            # Another thread may run the same generated module meanwhile.
-            return ours(*args) if threading.get_ident() == thread else original(*args)
-
-        return allocate
-
-    for name, original in originals.items():
-        namespace[name] = only_here(original)
-    try:
-        yield
-    finally:
-        namespace.update(originals)
-
-
-@contextlib.contextmanager
 def watched(namespace: dict[str, Any], names: Sequence[str]) -> Iterator[Watched]:
     """Note every allocation made through `names` while the context is open."""
     seen = Watched()
@@ -82,7 +58,7 @@ def watched(namespace: dict[str, Any], names: Sequence[str]) -> Iterator[Watched
 
         return allocate
 
-    with _replaced(namespace, names, make):
+    with meaning(namespace, {name: make for name in names if name in namespace}):
         yield seen
 
 
@@ -108,7 +84,7 @@ def answered(
 
         return allocate
 
-    with _replaced(namespace, names, make):
+    with meaning(namespace, {name: make for name in names if name in namespace}):
         yield
     if count != len(expected):
         raise AllocationsChanged(f"the generated code made {count} allocations, {len(expected)} in the call before")

@@ -150,6 +150,8 @@ class RecordedFunction:
 
     def _remember(self, key: Hashable, entry: _Entry) -> None:
         """Store an entry, and forget the least recently used beyond the caps."""
+        if self._entries.get(key) is not entry:
+            self._retire(key)  # threads with streams of their own may record the same key at the same time
         self._entries[key] = entry
         self._entries.move_to_end(key)
         cap = max(self._facts.settings.max_recordings, 0)
@@ -268,6 +270,8 @@ class RecordedFunction:
     def _note_failure(self, key: Hashable, refusal: Refusal | None) -> bool:
         """Remember that a key could not be recorded; whether it will be tried again. Needs the lock."""
         entry = self._entries.get(key)
+        if isinstance(entry, Recording):  # another thread succeeded meanwhile
+            return True
         failures = entry.failures + 1 if isinstance(entry, _Seen) else 1
         again = refusal is not None and refusal.passing and failures < _ATTEMPTS
         self._remember(key, _Seen(failures) if again or refusal is None else refusal)

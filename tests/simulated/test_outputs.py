@@ -1,0 +1,267 @@
+"""What comes back is what the plain call gives: fresh, nobody else's, related to inputs and to each other alike."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+
+from tests.simulated.hand_written import F32, HandWritten, check, contents
+
+SIZE = (64,)
+
+
+@pytest.fixture(params=[True, False], ids=["native", "python"])
+def native(request):
+    return request.param
+
+
+def empty(names, n=64, dtype=F32):
+    return names["empty_strided_cpu"]((n,), (1,), dtype)
+
+
+def make():
+    return [torch.randn(SIZE)]
+
+
+def recorded(body, native=True, make=make, **facts):
+    """A function that replays from its next call on."""
+    function = HandWritten(body, native=native, **facts)
+    for _ in range(2):
+        function(*make())
+    return function
+
+
+def chain(names, x):
+    """Three buffers one after the other in the same memory; the second one is returned."""
+    first = empty(names)
+    names["cpp_fused_0"](first, x)
+    half = first.sum()
+    del first
+    second = empty(names)
+    names["cpp_fused_0"](second, x, half)
+    third = empty(names)
+    names["cpp_fused_0"](third, second)
+    total = third.sum()
+    del third
+    fourth = empty(names)
+    names["cpp_fused_0"](fourth, total, second)
+    names["cpp_fused_0"](second, fourth)
+    return (second, total)
+
+
+def test_output_where_an_intermediate_was(native):
+    check(HandWritten(chain, native=native), make)
+
+
+def test_output_survives_later_calls(native):
+    function = recorded(chain, native)
+    kept = [function(*make())[0] for _ in range(5)]
+    before = [contents(out) for out in kept]
+    for _ in range(5):
+        function(*make())
+    assert all(map(torch.equal, map(contents, kept), before))
+    assert len({out.data_ptr() for out in kept}) == 5
+
+
+def test_output_as_the_next_input(native):
+    def body(names, x):
+        out = empty(names)
+        names["cpp_fused_0"](out, x)
+        return (out,)
+
+    function = HandWritten(body, native=native)
+    x = want = torch.randn(SIZE)
+    for _ in range(8):
+        (x,), (want,) = function(x), function.run([want])
+        assert torch.equal(x, want)
+    assert function.log.replays == 6
+
+
+def test_dropped_outputs_are_freed_at_once(native):
+    function = recorded(chain, native)
+    results = function(*make())
+    alive = [weakref.ref(out.untyped_storage()) for out in results]
+    del results
+    assert all(one() is None for one in alive)
+
+
+def test_inputs_are_let_go(native):
+    def body(names, x, y):
+        y.add_(1)
+        return (x + y, x.sum())
+
+    function = HandWritten(body, native=native, mutated_inputs=frozenset({1}))
+    for _ in range(4):
+        inputs = [torch.randn(SIZE), torch.randn(SIZE)]
+        alive = [weakref.ref(one.untyped_storage()) for one in inputs]
+        function(*inputs)
+        inputs.clear()
+        gc.collect()
+        assert all(one() is None for one in alive)
+
+
+def test_list_of_inputs_is_consumed(native):
+    function = HandWritten(chain, native=native)
+    for _ in range(4):
+        inputs = make()
+        function._entry(inputs)
+        assert inputs == []
+
+
+def test_returned_tensors_have_no_hidden_references(native):
+    """Autograd takes over a gradient as it is only if nothing else refers to it."""
+    references = lambda tensor: (sys.getrefcount(tensor), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    function = recorded(chain, native)
+    want = [references(out) for out in function.run(make())]
+    got = [references(out) for out in function(*make())]
+    assert got == want
+
+
+def test_keeping_one_output_pins_no_other(native):
+    def body(names, x):
+        small, large = empty(names, 4), empty(names, 1 << 16)
+        names["cpp_fused_0"](small, x)
+        names["cpp_fused_0"](large, x)
+        return (small, large)
+
+    function = recorded(body, native)
+    small, large = function(*make())
+    assert small.untyped_storage().nbytes() == 16
+    alive = weakref.ref(large.untyped_storage())
+    del large
+    assert alive() is None
+
+
+def test_one_object_twice_and_two_views_of_one_storage(native):
+    def body(names, x):
+        out = empty(names)
+        names["cpp_fused_0"](out, x)
+        view = names["reinterpret_tensor"](out, (8, 8), (1, 8), 0)
+        part = names["reinterpret_tensor"](out, (4,), (2,), 5)
+        return (out, view, out, part, view)
+
+    function = recorded(body, native)
+    for call in (function.run, lambda inputs: function(*inputs)):
+        out, view, again, part, other = call(make())
+        assert again is out and other is view and part is not out
+        assert len({t.untyped_storage()._cdata for t in (out, view, part)}) == 1
+        assert (view.stride(), part.storage_offset(), out._version, view._version) == ((1, 8), 5, 0, 0)
+    check(HandWritten(body, native=native), make)
+
+
+def test_inputs_and_views_of_inputs(native):
+    def body(names, x, y):
+        y.mul_(2)
+        return (x, names["reinterpret_tensor"](x, (4, 4), (4, 1), 8), y, y[1:], y)
+
+    function = recorded(body, native, lambda: make() + make(), mutated_inputs=frozenset({1}))
+    for _ in range(3):
+        x, y = torch.randn(SIZE), torch.randn(SIZE)
+        want = y * 2
+        same, view, mutated, tail, again = function(x, y)
+        assert same is x and mutated is y and again is y and torch.equal(y, want)
+        assert view.data_ptr() == x.data_ptr() + 32 and tail.data_ptr() == y.data_ptr() + 4
+        assert view.untyped_storage()._cdata == x.untyped_storage()._cdata and y._version == 1
+    assert function.log.replays == 3
+
+
+def test_view_of_an_input_that_is_itself_a_view(native):
+    body = lambda names, x: (names["reinterpret_tensor"](x, (3,), (1,), 2), x)
+    function = recorded(body, native, lambda: [torch.randn(SIZE)[16:32]])
+    x = torch.randn(SIZE)[16:32]
+    view, same = function(x)
+    assert view.storage_offset() == 18 and same is x and torch.equal(view, x[2:5])
+
+
+def test_empty_input_is_returned_as_itself(native):
+    """It has no address by which it could be told from the others."""
+
+    def body(names, x, e, f):
+        f.zero_()
+        return (f, x + 1, e)
+
+    function = HandWritten(body, native=native, mutated_inputs=frozenset({2}))
+    for _ in range(5):
+        base = torch.randn(SIZE)
+        x, e, f = base[:8], base[:0], base[:0]
+        third, out, second = function(x, e, f)
+        assert third is f and second is e and torch.equal(out, x + 1)
+        assert base._version == 1, "the fill of nothing counts once, as in the plain call"
+    assert function.log.replays == 3
+
+
+def test_an_operators_output_returned_whole_and_as_a_view(native):
+    def body(names, x):
+        values, indices = torch.ops.aten.sort.default(x)
+        whole = names["reinterpret_tensor"](values, SIZE, (1,), 0)
+        return (values, whole, indices, names["reinterpret_tensor"](values, (8,), (8,), 3))
+
+    function = recorded(body, native)
+    values, whole, _, part = function(*make())
+    assert values is not whole
+    assert values.untyped_storage()._cdata == whole.untyped_storage()._cdata == part.untyped_storage()._cdata
+    check(HandWritten(body, native=native), make)
+
+
+def test_nothing_numbers_and_empty_tensors(native):
+    body = lambda names, x: (None, 3, x + 1, empty(names, 0), 2.5, torch.ops.aten.empty.memory_format([0, 3]), True)
+    check(HandWritten(body, native=native), make)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_kind_of_sequence(native, kind):
+    function = recorded(lambda names, x: kind([x + 1, x]), native)
+    assert type(function(*make())) is kind
+
+
+def test_bare_tensor(native):
+    function = recorded(lambda names, x: x + 1, native)
+    x = torch.randn(SIZE)
+    assert torch.equal(function(x), x + 1) and function.log.replays == 1
+
+
+def test_non_dense_outputs(native):
+    def body(names, x):
+        gaps = names["empty_strided_cpu"]((4, 4), (9, 2), F32)
+        transposed = names["empty_strided_cpu"]((8, 8), (1, 8), torch.float64)
+        names["cpp_fused_0"](gaps, x)
+        names["cpp_fused_0"](transposed, x)
+        return (gaps, transposed, transposed[:, 3])
+
+    check(HandWritten(body, native=native), make)
+
+
+def test_bits_seen_as_another_dtype(native):
+    def body(names, x):
+        out = empty(names)
+        names["cpp_fused_0"](out, x)
+        return (torch.ops.aten.view.dtype(out, torch.int32), torch.ops.aten.view.dtype(x, torch.int16), out)
+
+    check(HandWritten(body, native=native), make)
+
+
+def test_views_made_by_views_of_autograd_are_as_in_the_plain_call(native):
+    function = recorded(lambda names, x: (x[1:], x.view(8, 8)), native)
+    for call in (function.run, lambda inputs: function(*inputs)):
+        assert [out.requires_grad for out in call(make())] == [False, False]
+
+
+def test_outputs_reused_by_later_statements(native):
+    """Generated code takes over the memory of a buffer that it does not need any more."""
+
+    def body(names, x, y):
+        out = empty(names)
+        names["cpp_fused_0"](out, x)
+        renamed = names["reinterpret_tensor"](out, (8, 8), (8, 1), 0)
+        del out
+        names["cpp_fused_0"](renamed, renamed, y)
+        y_renamed = names["reinterpret_tensor"](y, (8, 8), (8, 1), 0)
+        names["cpp_fused_0"](y_renamed, x)
+        return (renamed, y_renamed)
+
+    function = HandWritten(body, native=native, reused_inputs=frozenset({1}))
+    check(function, lambda: make() + make())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.compile_fx as compile_fx
+from seams_running import running, stock_runs
 
 import pygraph_inductor
 from pygraph_inductor.seams import table
@@ -25,14 +26,14 @@ def installed_afterwards():
 
 
 def replaced_functions() -> list[object]:
-    return [row.found() for row in table.ROWS if row.replacement]
+    return [running(row) for row in table.ROWS if row.replacement]
 
 
 def test_disable_puts_every_original_back_and_enable_replaces_them_again():
     pygraph_inductor.disable()
     stock = replaced_functions()
     assert not pygraph_inductor.enabled()
-    assert all(function.__module__.startswith("torch.") and not hasattr(function, "__wrapped__") for function in stock)
+    assert stock_runs()
     assert pygraph_inductor.enable()
     ours = replaced_functions()
     assert all(one.__wrapped__ is other for one, other in zip(ours, stock, strict=True))
@@ -131,12 +132,13 @@ def test_whichever_module_of_inductor_is_imported_first_the_seams_are_checked_an
 def test_late_check_that_fails_leaves_torch_untouched():
     code = (
         "import torch, pygraph_inductor, dataclasses\n"
+        "from tests.unit.seams_running import stock_runs\n"
         "from pygraph_inductor.seams import install, table\n"
         "wrong = dict.fromkeys(table.MINORS, 'nothing')\n"
         "table.ROWS = (*table.ROWS[:-1], dataclasses.replace(table.ROWS[-1], parameters=wrong))\n"
         "assert pygraph_inductor.enabled()\n"
-        "import torch._inductor.compile_fx as c\n"
-        "assert not pygraph_inductor.enabled() and not hasattr(c.compile_fx, '__wrapped__')\n"
+        "import torch._inductor.compile_fx\n"
+        "assert not pygraph_inductor.enabled() and stock_runs()\n"
         "print(pygraph_inductor.report().declined)\n"
     )
     assert "FreeLine" in run(code)
@@ -145,12 +147,13 @@ def test_late_check_that_fails_leaves_torch_untouched():
 def test_disable_before_inductor_is_imported_leaves_it_stock():
     code = (
         "import sys, torch, pygraph_inductor\n"
+        "from tests.unit.seams_running import stock_runs\n"
         "finders = len(sys.meta_path)\n"
         "pygraph_inductor.disable()\n"
         "assert len(sys.meta_path) == finders - 1 and not pygraph_inductor.enabled()\n"
-        "import torch._inductor.compile_fx as c\n"
-        "assert not hasattr(c.compile_fx, '__wrapped__')\n"
-        "assert pygraph_inductor.enable() and hasattr(c.compile_fx, '__wrapped__')\n"
+        "import torch._inductor.compile_fx\n"
+        "assert stock_runs()\n"
+        "assert pygraph_inductor.enable() and not stock_runs()\n"
         "print('stock first')\n"
     )
     assert run(code) == "stock first\n"

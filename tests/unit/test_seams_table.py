@@ -7,6 +7,7 @@ import logging
 
 import pytest
 import torch
+from seams_running import running
 
 import pygraph_inductor
 from pygraph_inductor.seams import declines, install, table
@@ -24,7 +25,7 @@ def uninstalled():
 
 
 def stock_functions() -> list[object]:
-    return [row.found() for row in table.ROWS]
+    return [running(row) for row in table.ROWS]
 
 
 def test_installed_torch_matches_every_row():
@@ -119,11 +120,9 @@ def test_force_installs_on_an_unknown_version(monkeypatch, uninstalled):
 
 
 def test_force_installs_what_is_there_and_says_what_is_not(monkeypatch, caplog, uninstalled):
-    import torch._inductor.compile_fx as compile_fx
-
-    stock = compile_fx.compile_fx
+    row, stock = table.ROWS[0], running(table.ROWS[0])
     change_row(monkeypatch, "cudagraphify", name="cudagraphify_renamed")
     with pygraph_inductor.config.patch(force=True):
         assert pygraph_inductor.enable()
-    assert compile_fx.compile_fx is not stock
+    assert running(row) is not stock
     assert "cudagraphify_renamed is gone" in caplog.text

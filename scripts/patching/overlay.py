@@ -5,7 +5,6 @@ The copy has the Python files; what is heavy (libraries, headers) is linked. The
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -21,7 +20,11 @@ from . import apply, target
 from .places import PATCHES
 from .series import State
 from .target import Target
-from .trouble import Trouble
+
+USAGE = """usage: run_patched.py ARGUMENT...
+
+Runs python with these arguments (-m pytest tests/gpu, a script, -c ...) and a patched torch, in a throw-away copy of
+this environment."""
 
 # Folders of installed packages end with one of these, Debian's with the second.
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
@@ -29,14 +32,10 @@ PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
 def main() -> int:
     """The command line of run_patched.py."""
-    parser = argparse.ArgumentParser(
-        description="Run python with a patched torch, in a throw-away copy of this environment.",
-        usage="%(prog)s [-h] ARGUMENT...   (what python would get: -m pytest tests/gpu, a script, -c ...)",
-    )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    arguments = parser.parse_args().arguments
-    if not arguments:
-        raise Trouble("nothing to run: give what python would get, like -m pytest")
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):  # everything else is python's
+        print(USAGE)
+        return 0 if arguments else 2
     with tempfile.TemporaryDirectory(prefix="pygraph-patched-") as folder:
         environment = made(Path(folder))
         print(f"torch with patches in {environment}", file=sys.stderr, flush=True)

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--commit", help="the commit's name, where git cannot tell")
     one.add_argument("--out", type=Path, default=None, help="folder of result files (.cache/bench/DEVICE)")
     one.add_argument("--cache", type=Path, default=SCRATCH / "cache", help="folder of compiled code")
-    one.add_argument("--collect", type=Path, help="also write all results of the run into one file")
+    one.add_argument("--collect", type=Path, help="also keep all results of the run in one file, up to date")
     one.add_argument("--compare", type=Path, help="also say what got slower or worse than in these results")
 
     about = "list workloads and what each needs"
@@ -136,7 +136,21 @@ def run(options: argparse.Namespace) -> int:
         commit=options.commit,
     )
     workloads = part(selected(options), options.part)
-    found = Run(settings, show.Progress(console, len(workloads))).all(workloads)
+    progress = show.Progress(console, len(workloads))
+    done: list[Result] = []
+
+    def tell(workload: Workload, state: str, result: Result | None) -> None:
+        progress(workload, state, result)
+        if result is not None:
+            done.append(result)
+            if options.collect:
+                results.collect(done, options.collect)
+
+    work = Run(settings, tell)
+    found = work.all(workloads)
+    for worker in work.workers:
+        if worker.tail:
+            console.print(f"--- the end of {worker.log}\n{worker.tail}", highlight=False, markup=False)
     console.print((show.simulated_table if simulated else show.timing_table)(found))
     bad = [f"{r.workload}: {r.status}: {r.reason}" for r in found if r.status in show.BAD]
     if simulated:
@@ -145,8 +159,6 @@ def run(options: argparse.Namespace) -> int:
         bad += [f"worse than expected: {line}" for line in complaints(found)]
     for line in bad:
         console.print(line, highlight=False, markup=False)
-    if options.collect:
-        results.collect(found, options.collect)
     console.print(f"{len(found)} of {len(workloads)} workloads have results in {settings.out}", highlight=False)
     if options.compare and show_comparison(console, results.load(options.compare), found, 0.02):
         return 1

@@ -68,6 +68,14 @@ class Series:
         )
 
 
+@dataclass
+class Rounds:
+    """What came of the rounds: samples by variant, and who failed on the way."""
+
+    series: dict[str, Series]
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -121,32 +129,44 @@ def one_at_a_time(runner: Runner, inputs: Sequence[Any], device: torch.device, s
     return latencies
 
 
-def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seconds: float) -> dict[str, Series]:
-    """Rounds over all runners until `seconds` are over, at least a few; the first round only warms up."""
-    series = {runner.variant.name: Series() for runner in runners}
-    lengths = {runner.variant.name: block_length(runner, draw, device) for runner in runners}
+def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seconds: float) -> Rounds:
+    """Rounds over all runners until `seconds` are over, at least a few; the first round only warms up.
+
+    A runner that raises is out from then on, and the others go on.
+    """
+    rounds = Rounds({runner.variant.name: Series() for runner in runners})
+    lengths: dict[str, int] = {}
     order, shuffle = list(runners), random.Random(0)
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        started, rounds = time.perf_counter(), 0
-        while rounds <= MIN_ROUNDS or (time.perf_counter() - started < seconds and rounds <= MAX_ROUNDS):
+        started, number = time.perf_counter(), 0
+        while number <= MIN_ROUNDS or (time.perf_counter() - started < seconds and number <= MAX_ROUNDS):
             shuffle.shuffle(order)
-            for runner in order:
+            for runner in list(order):
                 name = runner.variant.name
-                block = [runner.program.fresh(draw) for _ in range(lengths[name])]
-                with active(runner.variant, runner.simulate):
-                    throughput = back_to_back(runner, block, device)
-                    scratch = series[name] if rounds else Series()
-                    latencies = one_at_a_time(runner, block[:LATENCIES], device, scratch)
-                if rounds:
-                    series[name].throughput.append(throughput)
-                    series[name].latency.append(latencies)
-                del block
+                try:
+                    if name not in lengths:
+                        lengths[name] = block_length(runner, draw, device)
+                    turn(runner, draw, device, lengths[name], rounds.series[name] if number else Series())
+                except Exception as error:  # whatever compiled code may raise
+                    order.remove(runner)
+                    del rounds.series[name]
+                    rounds.failed[name] = error
             gc.collect(0)
-            rounds += 1
+            number += 1
     finally:
         gc.enable()
         gc.unfreeze()
-    return series
+    return rounds
+
+
+def turn(runner: Runner, draw: Draw, device: torch.device, length: int, series: Series) -> None:
+    """One variant's block of a round, every iteration on inputs of its own."""
+    inputs = [runner.program.fresh(draw) for _ in range(length)]
+    with active(runner.variant, runner.simulate):
+        series.throughput.append(back_to_back(runner, inputs, device))
+    inputs = [runner.program.fresh(draw) for _ in range(min(length, LATENCIES))]
+    with active(runner.variant, runner.simulate):
+        series.latency.append(one_at_a_time(runner, inputs, device, series))

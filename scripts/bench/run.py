@@ -29,6 +29,7 @@ from scripts.bench.worker import READY
 
 PROBED = (INDUCTOR.name, STOCK.name, OURS.name)
 POLL = 0.1
+TAIL = 15  # lines of a dead worker's log that are shown
 MARGIN = 40.0  # seconds of the budget in which nothing new is started
 NOT_REACHED = "not reached within the time budget"
 
@@ -77,6 +78,7 @@ class Worker:
         environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1" if "simulate" in command else "4")
         self.ready = threading.Event()
         self.killed: str | None = None
+        self.tail = ""
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [*command, "--out", str(self.answer)],
@@ -130,6 +132,7 @@ class Worker:
         if self.process.returncode or not self.answer.exists():
             lines = self.log.read_text(errors="replace").strip().splitlines()
             last = next((line for line in reversed(lines) if line.strip()), "no output")
+            self.tail = "\n".join(lines[-TAIL:])
             return {}, f"exit status {self.process.returncode}: {last.strip()[:300]}"
         answer: dict[str, Any] = json.loads(self.answer.read_text())
         return answer, None

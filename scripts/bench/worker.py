@@ -90,7 +90,11 @@ def probe(workload: Workload, variant: Variant, device: torch.device, cache: str
         with active(variant):
             result.memory = memory_of(runner, draw)
             inputs = iter([program.fresh(draw) for _ in range(PROFILED + 1)])
-            result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
+            try:
+                result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
+            except Exception as error:  # the profiler's trouble is not the variant's
+                traceback.print_exc()
+                result.reason = f"profiler: {one_line(error)}"
     result.skips = facts.dynamo_counters()
     if variant.ours:
         result.graphs = facts.steady_graphs(runner, draw, before=0)
@@ -196,8 +200,13 @@ class Timed:
     def time(self, seconds: float) -> None:
         """Interleaved rounds, then the floor from the profiler where it could not be captured."""
         before = len(report_functions())
-        for name, series in interleave(list(self.runners.values()), self.draw, self.device, seconds).items():
+        rounds = interleave(list(self.runners.values()), self.draw, self.device, seconds)
+        for name, series in rounds.series.items():
             self.results[name].timing = series.timing()
+        for name, error in rounds.failed.items():
+            traceback.print_exception(error)
+            self.results[name].status, self.results[name].reason = "failed", f"while timed: {one_line(error)}"
+            self.runners.pop(name)
         if OURS.name in self.results and self.results[OURS.name].graphs is None:
             self.results[OURS.name].skips["functions compiled while timing"] = len(report_functions()) - before
         plain = self.runners.get(INDUCTOR.name)

@@ -13,7 +13,7 @@ import torch
 import pygraph_inductor
 from pygraph_inductor import config
 from scripts.bench import correct, results, run
-from scripts.bench.measure import Runner
+from scripts.bench.measure import Runner, interleave
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
 from scripts.bench.results import load
 from scripts.bench.run import Options, Run, part
@@ -235,3 +235,27 @@ def test_a_machine_without_a_gpu_is_told_what_to_do(monkeypatch, options):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit, match="make bench DEVICE=sim"):
         Run(replace(options, device="cuda"), silent)
+
+
+def test_a_variant_that_fails_while_timed_is_out_and_the_others_go_on():
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 30:
+            raise RuntimeError("enough")
+        return x
+
+    calls: list[int] = []
+    good, setting = program_of(lambda x: x)
+    bad, _ = program_of(breaks)
+    runners = [Runner(EAGER, good, good.function), Runner(INDUCTOR, bad, breaks)]
+    rounds = interleave(runners, Draw(setting), CPU, seconds=0.05)
+    assert len(rounds.series["eager"].throughput) >= 5
+    assert str(rounds.failed["inductor"]) == "enough"
+    assert "inductor" not in rounds.series
+
+
+def test_no_iteration_sees_inputs_of_another():
+    seen: list[torch.Tensor] = []
+    program, setting = program_of(lambda x: seen.append(x))
+    interleave([Runner(EAGER, program, program.function)], Draw(setting), CPU, seconds=0.0)
+    assert len({tensor.data_ptr() for tensor in seen}) == len(seen)  # all are alive

@@ -142,4 +142,5 @@ def conclusion(outcomes: list[Outcome], good: bool) -> str:
     failures = [
         f"  {outcome.workload.name}: {line}" for outcome in outcomes for line in outcome.difference.failures[:5]
     ]
-    return "\n".join(["FAILED: not every graph was replayed with eager's answers.", *failures])
+    declined = [f"  {line}" for line in pygraph_inductor.report().declined]
+    return "\n".join(["FAILED: not every graph was replayed with eager's answers.", *failures, *declined])

@@ -47,8 +47,7 @@ def variant(workload: Workload, shape: Shape, device: torch.device, compiled: Ca
     model = workload.model(shape, device)
     call = compiled(model)
     batches = [new_tokens(shape, device) for _ in range(CALLS)]
-    for tokens in batches[:WARM_UP]:
-        step(workload, call, model, tokens)
+    one_round(workload, call, model, batches[:WARM_UP])
     rounds = [one_round(workload, call, model, batches) for _ in range(ROUNDS)]
     return statistics.median(rounds)
 

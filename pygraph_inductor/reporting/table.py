@@ -61,7 +61,7 @@ def recording_cells(recordings: list[RecordingFacts]) -> tuple[str, str, str, st
         return ("-", "-", "-", "-")
     latest = recordings[-1]
     used = {engine: count for engine, count in latest.slots.items() if count}
-    engines = ", ".join(f"{engine} {count}" for engine, count in used.items()) or "-"
+    engines = ", ".join(f"{engine} {count}" for engine, count in sorted(used.items())) or "-"
     return (str(latest.kernels), str(sum(used.values())), engines, readable_bytes(latest.bytes_borrowed))
 
 

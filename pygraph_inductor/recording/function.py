@@ -253,8 +253,12 @@ class RecordedFunction:
 
     def _settle(self, key: Hashable, attempt: Attempt) -> None:
         self._log.plain_calls += 1
-        self._written |= attempt.undeclared_writes
+        surprise = attempt.undeclared_writes - self._written
+        self._written |= surprise
         with self._lock:
+            if surprise:  # recordings made before take those inputs as read only, and would not copy them back
+                for old in [old for old, entry in self._entries.items() if isinstance(entry, Recording)]:
+                    self._retire(old)
             if attempt.recording is not None:
                 self._log.recordings.append(attempt.recording.log)
                 self._remember(key, attempt.recording)

@@ -209,6 +209,26 @@ def test_misaligned_inputs_are_staged_and_written_back(native):
     assert function.log.replays == 4 and function.recordings[0].player.staged == 2
 
 
+def test_writes_that_show_late_retire_what_was_recorded_before(native):
+    """A fill with zeros that finds zeros shows nothing: the recording takes the input as read only."""
+
+    def body(names, x, number):
+        x.zero_()
+        return (x + number,)
+
+    function = HandWritten(body, native=native)
+    for _ in range(3):
+        function(torch.zeros(8), 1)
+    assert len(function.recordings) == 1
+    for _ in range(2):
+        function(torch.randn(8), 2)
+    assert function.log.retired == 1
+    for _ in range(3):
+        misaligned = torch.randn(9)[1:]
+        function(misaligned, 1)
+        assert not misaligned.any()
+
+
 def test_misaligned_when_recorded(native):
     function = HandWritten(lambda names, x: (x * 2,), native=native)
     for offset in (3, 3, 3, 0, 3):

@@ -61,6 +61,8 @@ def _tensor(position: int, tensor: torch.Tensor, driver: Driver) -> Hashable | R
     if driver.owns(tensor):
         if tensor.is_conj() or tensor.is_neg():
             return Refusal(f"input {position} is lazily conjugated or negated")
+        if tensor._is_zerotensor():
+            return Refusal(f"input {position} is a zero tensor, which has no memory")
         return (tensor.dtype, tuple(tensor.size()), tensor.stride())
     if tensor.device.type == "cpu" and tensor.dim() == 0 and tensor.layout is torch.strided:
         return (tensor.dtype, _exact(tensor))

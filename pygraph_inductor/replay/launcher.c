@@ -39,7 +39,8 @@ static struct {
 } api;
 enum { API_COUNT = 16 };
 
-static Py_ssize_t tensor_offset;
+static Py_ssize_t tensor_offset, keys_offset; /* the latter inside a TensorImpl: where its dispatch keys are */
+static uint64_t lazy_keys;                      /* of tensors whose memory does not hold what they mean */
 static PyTypeObject *tensor_type, *parameter_type;
 static PyObject *wrap_tensors; /* takes a list of capsules, steals the tensors in them */
 
@@ -120,6 +121,13 @@ typedef struct {
 
 static Handle handle_of(PyObject *tensor) { return (char *)tensor + tensor_offset; }
 
+static int is_lazy(Handle tensor)
+{
+    uint64_t keys;
+    memcpy(&keys, *(char **)tensor + keys_offset, sizeof keys);
+    return (keys & lazy_keys) != 0;
+}
+
 static int has_layout(Handle tensor, const Layout *layout, int32_t device_type, int32_t device_index)
 {
     int64_t ndim, *sizes, *strides;
@@ -178,7 +186,7 @@ static int accepts(Launcher *self, PyObject *list)
         if (Py_TYPE(value) != tensor_type && Py_TYPE(value) != parameter_type)
             return 0;
         Handle tensor = handle_of(value);
-        if (!has_layout(tensor, &input->layout, self->device_type, self->device_index))
+        if (is_lazy(tensor) || !has_layout(tensor, &input->layout, self->device_type, self->device_index))
             return 0;
         if (input->slot >= 0) {
             void *address;
@@ -803,8 +811,11 @@ static PyObject *configure(PyObject *module, PyObject *args)
 {
     PyObject *functions, *tensor, *parameter, *wrap;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!nOOO", &PyTuple_Type, &functions, &tensor_offset, &tensor, &parameter, &wrap))
+    unsigned long long lazy;
+    if (!PyArg_ParseTuple(args, "O!nnKOOO", &PyTuple_Type, &functions, &tensor_offset, &keys_offset, &lazy, &tensor,
+                          &parameter, &wrap))
         return NULL;
+    lazy_keys = lazy;
     if (PyTuple_GET_SIZE(functions) != API_COUNT)
         return PyErr_Format(PyExc_ValueError, "configure() takes %d functions", API_COUNT);
     void **targets = (void **)&api;
@@ -820,7 +831,8 @@ static PyObject *configure(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef module_methods[] = {
-    {"configure", configure, METH_VARARGS, "configure(functions, tensor_offset, Tensor, Parameter, wrap)"},
+    {"configure", configure, METH_VARARGS, 
+     "configure(functions, tensor_offset, keys_offset, lazy_keys, Tensor, Parameter, wrap)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -81,7 +81,8 @@ def _compiled() -> Any:
     source = (Path(__file__).parent / "launcher.c").read_text()
     compiled = compile_module_from_src(source, "pygraph_launcher")
     steal = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs  # type: ignore[attr-defined]
-    compiled.configure(_functions(), _tensor_offset(), torch.Tensor, torch.nn.Parameter, steal)
+    offsets = _tensor_offset(), _keys_offset()
+    compiled.configure(_functions(), *offsets, _lazy_keys(), torch.Tensor, torch.nn.Parameter, steal)
     return compiled
 
 
@@ -122,6 +123,30 @@ def _tensor_offset() -> int:
     if len(offsets) != 1:
         raise RuntimeError("a Python tensor of this torch does not show where its at::Tensor is")
     return offsets[0]
+
+
+def _keys_offset() -> int:
+    """How far inside a TensorImpl its dispatch keys lie: found by looking for those that torch names."""
+    samples = [torch.empty(1), torch._neg_view(torch.empty(2)), torch.empty(2, dtype=torch.complex64).conj()]
+    keys = [torch._C._dispatch_keys(sample).raw_repr() for sample in samples]
+    offsets = [
+        offset
+        for offset in range(8, 192, 8)  # c10/core/TensorImpl.h, torch 2.11 to 2.15: it is no smaller
+        if all(
+            ctypes.c_uint64.from_address(sample._cdata + offset).value == expected
+            for sample, expected in zip(samples, keys, strict=True)
+        )
+    ]
+    if len(offsets) != 1 or len(set(keys)) != len(keys):
+        raise RuntimeError("a tensor of this torch does not show where its dispatch keys are")
+    return offsets[0]
+
+
+def _lazy_keys() -> int:
+    """The dispatch keys of tensors whose memory does not hold what they mean, which only Python tells apart."""
+    names = ("Conjugate", "Negative", "ZeroTensor")
+    keys = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
+    return functools.reduce(int.__or__, keys)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch._inductor.codegen.wrapper import FreeLine, PythonWrapperCodegen, SubgraphPythonWrapperCodegen
@@ -80,7 +81,7 @@ class Wrapper(PythonWrapperCodegen):
         return {
             "call": {"visible": _positions(names, saved)},
             **{name: {"visible": _positions(outputs, saved)} for name, outputs in self.partition_outputs.items()},
-            "effects": sorted(_effectful(V.graph)),
+            "effects": sorted(_effectful(V.graph.module)),
         }
 
 
@@ -95,10 +96,11 @@ def _positions(names: list[str], saved: set[str]) -> list[int] | None:
     return None if len(positions) == len(names) else positions
 
 
-def _effectful(graph: Any) -> set[str]:
+def _effectful(module: Any) -> set[str]:
     """Operators whose effects happen on the host on every call, as the generated code calls them."""
+    wrapped = torch.ops.higher_order.with_effects
+    operators = [node.args[1] for node in module.graph.nodes if node.target is wrapped]
     return {
-        operation.python_kernel_name or str(operation.op_overload)
-        for operation in graph.operations
-        if isinstance(operation, ir.EffectfulKernel)
+        f"torch.ops.{operator}" if isinstance(operator, torch._ops.OpOverload) else f"torch.ops.higher_order.{operator}"
+        for operator in operators
     }

@@ -54,8 +54,9 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
     namespace = _globals_of(run)
     function = getattr(run, "__name__", "call")
     known = _written_down(namespace)
-    text = _text(namespace, function, declared.source_code)
-    effects = _effects(known, text)
+    texts = _texts(namespace, declared.source_code)
+    text = texts.get(function)
+    effects = _effects(known, text, texts.get("call"))
     visible = known.get(function, {}).get("visible")
     partition = function.removeprefix("partition_")
     name = name_of(declared.kind, declared.graph_id)
@@ -95,7 +96,7 @@ def _refusal(text: FunctionText, effects: Sequence[str]) -> str | None:
     if text.collectives:
         ranks = _ranks()
         if ranks > 1:
-            return f"{_RANKS} {ranks} ranks is initialised: {', '.join(text.collectives)}"
+            return f"{_RANKS} {ranks} ranks is initialised: {_brief(text.collectives)}"
     return None
 
 
@@ -106,9 +107,19 @@ def _ranks() -> int:
     return distributed.get_world_size()
 
 
-def _effects(known: dict[str, Any], text: FunctionText | None) -> list[str]:
-    """The effectful operators that this very function calls."""
-    return [name for name in known.get("effects", ()) if text is None or name in text.calls]
+def _brief(operators: Sequence[str]) -> str:
+    """ "all_reduce_ and 2 more" instead of full names."""
+    names = sorted({name.removeprefix("torch.ops.").split(".")[1] for name in operators})
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _effects(known: dict[str, Any], text: FunctionText | None, whole: FunctionText | None) -> list[str]:
+    """The effectful operators that this very function calls, or may call: some have other names in the text."""
+    return [
+        name
+        for name in known.get("effects", ())
+        if text is None or whole is None or name in text.calls or name not in whole.calls
+    ]
 
 
 def _globals_of(run: Any) -> dict[str, Any]:
@@ -127,14 +138,15 @@ def _written_down(namespace: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _text(namespace: dict[str, Any], function: str, source_code: str | None) -> FunctionText | None:
+def _texts(namespace: dict[str, Any], source_code: str | None) -> dict[str, FunctionText]:
+    """What the text of the module says about each of its functions; empty if it cannot be read."""
     try:
         if source_code is None:
             with open(namespace["__file__"]) as file:
                 source_code = file.read()
-        return generated_code.read(source_code)[function]
+        return generated_code.read(source_code)
     except (OSError, KeyError, SyntaxError):
-        return None
+        return {}
 
 
 def _checked_inputs(declared: Declared) -> Callable[[Sequence[Any]], Sequence[int]] | frozenset[int]:

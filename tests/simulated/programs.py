@@ -318,3 +318,58 @@ def _run(statement: Statement, names: dict[str, Any], values: list[Any]) -> None
             values.append(names["reinterpret_tensor"](operands[0], shape.size, shape.stride, statement.number))
         case "drop":
             values[statement.operands[0]] = None
+
+
+def traceable(program: Program) -> Any:
+    """The program in operators that a compiler can trace; its statements mean something similar."""
+
+    def function(*inputs: torch.Tensor) -> tuple[Any, ...]:
+        values: list[Any] = list(inputs)
+        for statement in program.statements:
+            _trace(statement, values)
+        return tuple(None if number is None else values[number] for number in program.returned)
+
+    return function
+
+
+def _mixed(shape: Shape, sources: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.arange(shape.numel, dtype=torch.float64)
+    for number, source in enumerate(sources):
+        flat = source.reshape(-1)
+        flat = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
+        if flat.numel():
+            total = total + flat.sum() * 0.25 + flat[(torch.arange(shape.numel) + number) % flat.numel()]
+    return total.remainder(97).reshape(shape.size)
+
+
+def _trace(statement: Statement, values: list[Any]) -> None:
+    operands = [values[number] for number in statement.operands]
+    match statement.op:
+        case "fused":
+            values.append(_mixed(statement.shapes[0], operands).to(statement.dtype))
+        case "fused_in_place":
+            target = operands[0]
+            target.copy_(_mixed(Shape(tuple(target.size()), target.stride()), operands))
+        case "in_place":
+            _IN_PLACE[statement.number](operands[0])
+        case "mul":
+            values.append(operands[0] * 3)
+        case "matrix":
+            values.append(operands[0] @ operands[0].t())
+        case "sort":
+            values += torch.sort(operands[0].reshape(-1))
+        case "cumsum":
+            values.append(operands[0].reshape(-1).cumsum(0, dtype=statement.dtype))
+        case "cat":
+            values.append(torch.cat([operands[0].reshape(-1)] * 2))
+        case "clone" | "copy":
+            values.append(operands[0].reshape(-1).clone())
+        case "zeros":
+            values.append(torch.zeros(statement.shapes[0].size, dtype=statement.dtype))
+        case "random":
+            values.append(torch.randint(-50, 50, statement.shapes[0].size))
+        case "view":
+            length = statement.shapes[0].size[0]
+            values.append(operands[0].reshape(-1)[statement.number : statement.number + length])
+        case "drop":
+            values[statement.operands[0]] = None

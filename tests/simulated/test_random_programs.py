@@ -1,4 +1,4 @@
-"""Two hundred random programs, recorded and replayed, against the plain call bit for bit.
+"""Two hundred random programs, recorded and replayed, against the plain call bit for bit; a handful are compiled.
 
 Aliasing and overlapping inputs, views, mutation, kept and dropped outputs, moved and shifted addresses.
 """
@@ -13,12 +13,21 @@ import hypothesis
 import torch
 from hypothesis import strategies as st
 
+import pygraph_inductor
 from pygraph_inductor.settings import Settings
+from tests.simulated import two_ways
 from tests.simulated.hand_written import HandWritten, contents, same_bits
-from tests.simulated.programs import STORAGE, Call, Program, body_of, calls, programs
+from tests.simulated.programs import STORAGE, Call, Program, body_of, calls, programs, traceable
 
+COMPILED = int(os.environ.get("RANDOM_COMPILED", "6"))
 PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "200"))
 SEED = int(os.environ.get("RANDOM_SEED", "20240607"))
+SETTINGS: dict[str, Any] = dict(
+    database=None,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+)
 
 
 class Memory:
@@ -135,13 +144,7 @@ def test_random_programs_agree_with_the_plain_call():
     seen: collections.Counter[str] = collections.Counter()
 
     @hypothesis.seed(SEED)
-    @hypothesis.settings(
-        max_examples=PROGRAMS,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-    )
+    @hypothesis.settings(max_examples=PROGRAMS, **SETTINGS)
     @hypothesis.given(st.data())
     def run(data: Any) -> None:
         program = data.draw(programs())
@@ -152,3 +155,42 @@ def test_random_programs_agree_with_the_plain_call():
     assert seen["programs"] >= PROGRAMS
     # Plain calls would agree, too: that does not count.
     assert seen["replayed"] > 0.9 * seen["programs"] and seen["replays"] > 0.4 * seen["calls"] and seen["staged"]
+
+
+def steps(program: Program, sequence: list[Call]) -> Any:
+    """The program as `two_ways` takes it: what every call of the compiled function shows, memory included."""
+
+    def prepare() -> Any:
+        function = two_ways.compiled(traceable(program), dynamic=False)
+        generator = torch.Generator().manual_seed(len(program.statements))
+        memory = [Memory.random(program, generator)]
+
+        def step(number: int) -> list[Any]:
+            memory.append(memory[-1].moved(sequence[number], program, generator))
+            inputs = memory[-1].inputs(program, sequence[number])
+            torch.manual_seed(sequence[number].seed)
+            with torch.no_grad():
+                outputs = function(*inputs)
+            new = [value for value in outputs if is_new(value, memory[-1])]
+            return [*new, *relations(list(outputs), inputs), [base.clone() for base in memory[-1].bases]]
+
+        return step
+
+    return prepare
+
+
+def test_random_programs_through_the_compiler():
+    replays = [0]
+
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(max_examples=COMPILED, **(SETTINGS | {"phases": [hypothesis.Phase.generate]}))
+    @hypothesis.given(st.data())
+    def run(data: Any) -> None:
+        program = data.draw(programs())
+        sequence = data.draw(calls(program))
+        earlier = len(pygraph_inductor.report().functions)
+        two_ways.check(steps(program, sequence), calls=len(sequence), functions=None)
+        replays[0] += sum(one.replays for one in pygraph_inductor.report().functions[earlier:])
+
+    run()
+    assert replays[0] > COMPILED

@@ -28,13 +28,15 @@ from pygraph_inductor.reporting import FunctionFacts
 from pygraph_inductor.reporting.facts import register, warn_once
 
 _STRICT = "pygraph_inductor.config.strict = True raises instead"
+_CROWDED = "more shapes come in turn than config.max_recordings allows recordings"
 _ATTEMPTS = 3  # at recording one key, where the failure may pass (memory, writes found late)
+_WORTHWHILE = 32  # replays that make up for a recording, also where it is lost later
 _KEYS_PER_RECORDING = 8  # how many keys are remembered for each recording that may be kept
 
 
 @dataclass
 class _Seen:
-    """A key that was called plainly; `failures` counts attempts to record it."""
+    """A key that was called plainly; `failures` counts attempts to record it, and recordings lost before they paid."""
 
     failures: int = 0
 
@@ -62,6 +64,8 @@ class RecordedFunction:
         self._refusal = Refusal(facts.refusal) if facts.refusal else None
         if facts.once_only and self._refusal is None:
             self._refusal = Refusal("it must not be executed an extra time, so it cannot be verified")
+        if facts.settings.max_recordings <= 0 and self._refusal is None:
+            self._refusal = Refusal("config.max_recordings allows no recording")
 
     def entry(self) -> Callable[[list[Any]], Any]:
         """What to call: the launcher in C in front of this function, where there is one, else the function."""
@@ -117,6 +121,9 @@ class RecordedFunction:
             return self._replay(inputs, key, entry)
         if isinstance(entry, _Seen):
             return self._record(inputs, key)
+        if entry is not None and entry.reason == _CROWDED:
+            knob = "raise pygraph_inductor.config.max_recordings"
+            warn_once(self._facts, _CROWDED, "some of them run without a graph", knob)
         return self._plain(inputs, entry)
 
     def _has_seeds_on_host(self, inputs: Sequence[Any]) -> bool:
@@ -158,9 +165,18 @@ class RecordedFunction:
         recorded = [(value.last_used(), old) for old, value in self._entries.items() if isinstance(value, Recording)]
         recorded.sort(key=lambda pair: pair[0])
         for _, old in recorded[: max(len(recorded) - cap, 0)]:
-            self._retire(old)
+            self._lose(old, _CROWDED)
         while len(self._entries) > max(cap, 1) * _KEYS_PER_RECORDING:
             self._retire(next(iter(self._entries)))
+
+    def _lose(self, key: Hashable, why: str) -> None:
+        """Retire a recording; a key that keeps losing its recordings early stays plain. Needs the lock."""
+        recording = self._entries.get(key)
+        if not isinstance(recording, Recording):  # another thread was faster
+            return
+        failures = recording.failures + 1 if recording.count() < _WORTHWHILE else 0
+        self._retire(key)
+        self._entries[key] = _Seen(failures) if failures < _ATTEMPTS else Refusal(why)
 
     def _retire(self, key: Hashable) -> None:
         """Forget an entry. Needs the lock."""
@@ -202,7 +218,7 @@ class RecordedFunction:
             except Exception as error:
                 if isinstance(error, ReplayFailed):
                     with self._lock:
-                        self._retire(key)
+                        self._lose(key, f"{type(error).__name__}: {error}")
                 return self._after_error(inputs, error)
             result = player.launch(inputs, prepared)
             recording.replayed_in_python()
@@ -260,6 +276,8 @@ class RecordedFunction:
                 for old in [old for old, entry in self._entries.items() if isinstance(entry, Recording)]:
                     self._retire(old)
             if attempt.recording is not None:
+                entry = self._entries.get(key)
+                attempt.recording.failures = entry.failures if isinstance(entry, _Seen) else 0
                 self._log.recordings.append(attempt.recording.log)
                 self._remember(key, attempt.recording)
             else:

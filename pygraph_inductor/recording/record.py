@@ -41,6 +41,7 @@ class Recording:
     log: RecordingFacts
     launcher: Any | None = None
     closed: bool = False
+    failures: int = 0  # of its key, before
     python_replays: int = 0
     python_used: int = field(default_factory=time.monotonic_ns)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.simulated.hand_written import HandWritten
+from pygraph_inductor.driver.protocol import NodeKind
+from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.settings import Settings
+from tests.simulated.hand_written import F32, HandWritten
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"])
@@ -22,3 +25,53 @@ def test_tensors_that_mean_something_else_than_their_memory_are_not_replayed(nat
     x = lazy(torch.randn(64))
     assert torch.equal(function(x)[0], x * 2)
     assert function.log.replays == 1
+
+
+class Counting(SimulatedDriver):
+    """Counts captures."""
+
+    captures = 0
+
+    def capture(self, *args, **kwargs):
+        self.captures += 1
+        return super().capture(*args, **kwargs)
+
+
+def copied(names, x):
+    out = names["empty_strided_cpu"](tuple(x.size()), (1,), F32)
+    out.copy_(x)
+    return (out,)
+
+
+def test_a_key_whose_updates_are_always_refused_is_not_recorded_for_ever(native, monkeypatch):
+    """The executable graph takes the addresses of the recorded call, and no others."""
+    driver = Counting()
+    function = HandWritten(copied, driver, native=native)
+    kept = []  # no call has the addresses of another one
+    for number in range(30):
+        x = torch.randn(64)
+        before = driver.captures
+        driver.faults.refuses = lambda node: driver.captures == before and node.kind is NodeKind.MEMCPY
+        kept += [x, *function(x)]
+        assert torch.equal(kept[-1], x), number
+    assert driver.captures == 6 and not function.recordings
+    assert any("does not accept" in reason for reason in function.log.reasons)
+
+
+def test_more_shapes_in_turn_than_recordings_are_not_recorded_for_ever(native, caplog):
+    driver = Counting()
+    function = HandWritten(copied, driver, native=native, settings=Settings(max_recordings=2))
+    for number in range(60):
+        x = torch.randn(10 * (number % 4 + 1))
+        assert torch.equal(function(x)[0], x)
+    assert driver.captures <= 4 * 3 * 2 and function.log.replays >= 2 * 8
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "hand-written" in warning and "config.max_recordings" in warning
+
+
+def test_no_recordings_allowed_means_none_is_made(native):
+    driver = Counting()
+    function = HandWritten(copied, driver, native=native, settings=Settings(max_recordings=0))
+    for _ in range(5):
+        function(torch.randn(8))
+    assert driver.captures == 0 and function.log.plain_calls == 5

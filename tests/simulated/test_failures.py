@@ -176,7 +176,7 @@ def test_update_that_is_refused_later_retires_the_recording(driver, caplog):
     check(function, lambda: make() + make(), calls=1, replays=2)
     assert function.log.retired == 1 and not function.recordings and len(warnings(caplog)) == 1
     driver.faults.refuses = lambda node: False
-    check(function, lambda: make() + make(), calls=4, replays=4)
+    check(function, lambda: make() + make(), calls=3, replays=4)
 
 
 # Addresses that are in no parameter

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -156,6 +157,9 @@ class CudaDriver:
             self._capture_stream = torch.cuda.Stream()
             torch.cuda.current_stream().synchronize()
             self._maps = supports_mapping(self._index)
+        # Threads with streams of their own share the stream of captures, the default generator (which can be captured
+        # once at a time) and the state of libraries.
+        self._capture_lock = threading.RLock()
 
     def guard(self) -> Any:
         return torch.cuda.device(self.device)
@@ -167,10 +171,11 @@ class CudaDriver:
         namespace: dict[str, Any],
         generators: Sequence[torch.Generator] = (),
     ) -> tuple[CudaGraph, T]:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with _no_collection(), _library_state(), torch.cuda.stream(self._capture_stream):
-            result = self._capture_into(graph, body, pool, generators)
-        return CudaGraph(graph), result
+        with self._capture_lock:
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            with _no_collection(), _library_state(), torch.cuda.stream(self._capture_stream):
+                result = self._capture_into(graph, body, pool, generators)
+            return CudaGraph(graph), result
 
     def _capture_into(
         self, graph: torch.cuda.CUDAGraph, body: Callable[[], T], pool: Any, generators: Sequence[torch.Generator]

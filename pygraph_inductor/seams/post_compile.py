@@ -29,7 +29,8 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         if not compilation.borrowed or compilation.declined is not None:
             return original(self, example_inputs, constants, graph_kwargs)
         on_at_entry = bool(graph_kwargs.get("cudagraphs"))
-        asked = _asked(compilation, bool(graph_kwargs.get("is_backward")))
+        is_backward = bool(graph_kwargs.get("is_backward"))
+        asked = _asked(compilation, is_backward)
         simulated = asked and compilation.simulate and _is_cpu_only(self)
         strict = compilation.settings.strict
         if simulated:
@@ -37,9 +38,9 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
                 _simulate(self, compilation)
         with visit.of(self) as visited:
             original(self, example_inputs, constants, graph_kwargs)
+        if is_backward and not simulated and not visited.functions and _follows_graphs(compilation):
+            _give_seeds_on_host(self)
         if asked and not simulated and not visited.functions:
-            if graph_kwargs.get("is_backward"):
-                _give_seeds_on_host(self)
             with declines.harmless("a graph is missing from the report", strict):
                 _report_dropped(self, compilation, on_at_entry)
         return None
@@ -54,6 +55,12 @@ def _asked(compilation: Compilation, is_backward: bool) -> bool:
     if compilation.backward_off if is_backward else compilation.forward_off:
         return False
     return compilation.always or inductor_config.triton.cudagraphs
+
+
+def _follows_graphs(compilation: Compilation) -> bool:
+    """Whether the forward of this backward may have graphs, also where the backward was told to have none."""
+    only_backward_off = compilation.backward_off and not compilation.forward_off
+    return only_backward_off or _asked(compilation, is_backward=False)
 
 
 def _give_seeds_on_host(graph: Any) -> None:

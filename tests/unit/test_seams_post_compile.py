@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._inductor import config as inductor_config
 
 import pygraph_inductor
-from pygraph_inductor.seams import declines
+from pygraph_inductor.seams import declines, post_compile
+from pygraph_inductor.seams.compilation import Compilation, going_on
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +137,15 @@ def test_cpp_wrapper_is_declined_with_one_line(caplog):
         functions = call_often(add, mode="reduce-overhead")
     assert functions == []
     assert pygraph_inductor.report().declined == [declines.CPP_WRAPPER]
+
+
+@pytest.mark.parametrize(("off", "given"), [({}, True), ({"backward_off": True}, True), ({"forward_off": True}, False)])
+def test_backward_told_to_have_no_graph_is_given_its_seeds_where_its_forward_may_have_one(monkeypatch, off, given):
+    """torch._dynamo.override_cudagraphs(fwd=True, bwd=False): the forward's replay leaves the seeds on the device."""
+    seen = []
+    monkeypatch.setattr(post_compile, "_give_seeds_on_host", seen.append)
+    monkeypatch.setattr(post_compile, "_report_dropped", lambda *_: None)
+    graph = SimpleNamespace(device_types={"cuda"})
+    with inductor_config.patch({"triton.cudagraphs": not off}), going_on(Compilation(**off)):
+        post_compile.wrap(lambda *_: None)(graph, [], {}, {"is_backward": True, "cudagraphs": False})
+    assert bool(seen) is given

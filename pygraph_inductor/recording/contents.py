@@ -6,6 +6,7 @@ Verification needs to know what a call wrote and whether two calls agree, in bou
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -82,7 +83,7 @@ def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def largest_difference(runs: Sequence[torch.Tensor]) -> float:
-    """The largest absolute difference of any element between any two runs; 0.0 for fewer than two."""
+    """The largest absolute difference of any element between any two runs; 0.0 only where all bits agree."""
     return max((_difference(a, b) for a, b in itertools.combinations(runs, 2)), default=0.0)
 
 
@@ -93,4 +94,5 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
     first, second = a.to(wide), b.to(wide)
     alike = (first == second) | (first.isnan() & second.isnan())  # equal infinities and shared nans do not differ
     gap = torch.where(alike, 0.0, (first - second).abs())
-    return float(gap.nan_to_num(nan=float("inf")).max())
+    # Other bits are a difference even where float64 sees none: -0.0, integers beyond 2**53.
+    return max(float(gap.nan_to_num(nan=float("inf")).max()), math.ulp(0.0))

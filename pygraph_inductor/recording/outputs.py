@@ -44,6 +44,7 @@ class _Sources:
         self._trial = work.trial
         self._visible = work.facts.visible_outputs
         self._constants = constants_of(work.facts)
+        self._namespace = work.facts.namespace
         self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
         self._buffers: dict[int, tuple[int, torch.Tensor]] = {}
         self._foreign = {
@@ -84,6 +85,9 @@ class _Sources:
             source, base = self._inputs[key]
             return FromInput(source, *_view_of(base, value))
         if key in self._constants:
+            if not any(value is constant for constant in self._namespace.values()):
+                # Every plain call makes a new object, which autograd may give a history of its own.
+                raise CannotReturn(f"output {position} is a view of a tensor that the model owns")
             return FromConstant(value)
         raise CannotReturn(f"output {position} lives in memory of the graph")
 

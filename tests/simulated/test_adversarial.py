@@ -8,7 +8,7 @@ import torch
 from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.settings import Settings
-from tests.simulated.hand_written import F32, HandWritten
+from tests.simulated.hand_written import F32, HandWritten, contents
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"])
@@ -75,3 +75,33 @@ def test_no_recordings_allowed_means_none_is_made(native):
     for _ in range(5):
         function(torch.randn(8))
     assert driver.captures == 0 and function.log.plain_calls == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(torch.tensor([0.0]), torch.tensor([-0.0])), (torch.tensor([2**60 + 1]), torch.tensor([2**60 + 2]))],
+    ids=["sign of zero", "beyond float64"],
+)
+def test_a_replay_that_is_off_by_what_float64_cannot_see_is_not_trusted(one, other):
+    """The plain call repeats bit for bit, and the graph holds something else."""
+    driver = SimulatedDriver()
+
+    def body(names, x):
+        return (torch.where(x > 0, other if driver.is_capturing() else one, x.to(one.dtype)),)
+
+    function = HandWritten(body, driver)
+    for _ in range(5):
+        assert contents(function(torch.ones(1))[0]).tolist() == contents(one).tolist()
+    assert function.log.replays == 0
+
+
+def test_a_view_of_a_constant_is_a_new_object_in_every_call(native):
+    """Autograd gives outputs their history in place: one object cannot be the output of two calls."""
+
+    def body(names, x):
+        return (x + 1, names["reinterpret_tensor"](names["constant_0"], (4,), (1,), 0))
+
+    function = HandWritten(body, native=native)
+    function.namespace["constant_0"] = torch.randn(8)
+    views = [function(torch.randn(8))[1] for _ in range(5)]
+    assert len({id(view) for view in views}) == 5

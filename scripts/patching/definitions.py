@@ -1,6 +1,7 @@
 """What the patches have to add to PyTorch, read from the package: the rows of its seam table and its hook texts.
 
-Reading them must not import torch, so the package's `__init__`, which would, is left out.
+Reading them must not import torch, so the package's `__init__`, which would, is left out: the two modules, which need
+the standard library only, are loaded under another name.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from types import ModuleType
 
 from .places import ROOT
 
-PACKAGE = "pygraph_inductor"
+_package = ModuleType("pygraph_inductor_definitions")
+_package.__path__ = [str(ROOT / "pygraph_inductor")]
+sys.modules[_package.__name__] = _package
 
 
 def _module(name: str) -> ModuleType:
-    if PACKAGE not in sys.modules:
-        package = ModuleType(PACKAGE)
-        package.__path__ = [str(ROOT / PACKAGE)]
-        sys.modules[PACKAGE] = package
-    return importlib.import_module(f"{PACKAGE}.{name}")
+    return importlib.import_module(f"{_package.__name__}.{name}")
 
 
 table = _module("seams.table")

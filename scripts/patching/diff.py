@@ -39,13 +39,13 @@ def of(path: str, old: str, new: str) -> str:
     if not (old.endswith("\n") and new.endswith("\n")):
         raise Trouble(f"{path} does not end with a newline")
     names = f"{blob(old.encode())[:12]}..{blob(new.encode())[:12]}"
-    body = difflib.unified_diff(_lines(old), _lines(new), f"a/{path}", f"b/{path}", n=3)
+    body = difflib.unified_diff(lines_of(old), lines_of(new), f"a/{path}", f"b/{path}", n=3)
     return f"diff --git a/{path} b/{path}\nindex {names} 100644\n" + "".join(body)
 
 
 def applied(path: str, diff: str, content: str, reverse: bool = False) -> str:
     """`content` with the diff's changes made, or undone."""
-    lines = _lines(content)
+    lines = lines_of(content)
     result: list[str] = []
     done = 0
     for hunk in hunks(diff):
@@ -61,7 +61,7 @@ def applied(path: str, diff: str, content: str, reverse: bool = False) -> str:
 
 def hunks(diff: str) -> Iterator[Hunk]:
     """The hunks of a diff of one file; what stands before the first and after the last does not count."""
-    lines = _lines(diff)
+    lines = lines_of(diff)
     number = 0
     while number < len(lines):
         head = _HUNK.match(lines[number])
@@ -79,6 +79,6 @@ def hunks(diff: str) -> Iterator[Hunk]:
         yield Hunk(int(head[1]), int(head[3]), tuple(lines[first:number]))
 
 
-def _lines(text: str) -> list[str]:
+def lines_of(text: str) -> list[str]:
     """Lines as git counts them: form feeds and the like are no ends."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

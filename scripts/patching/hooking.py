@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from .definitions import REGISTRY_FILE, hooked, hooks
+from .diff import lines_of
 from .trouble import Trouble
 
 
@@ -18,7 +19,7 @@ def hooked_text(path: str, text: str) -> str:
 def with_registry(path: str, text: str) -> str:
     """The decorator and its two dictionaries at the end, and what they import at the top."""
     tree = ast.parse(text)
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     wanted = hooks.IMPORTS
     imports = [node for node in tree.body if isinstance(node, ast.Import)]
     if not any(alias.name == wanted for node in imports for alias in node.names):
@@ -32,7 +33,7 @@ def with_registry(path: str, text: str) -> str:
 def with_decorators(path: str, text: str, functions: tuple[str, ...]) -> str:
     """The decorator above all others of each function, and its import among the relative ones."""
     tree = ast.parse(text)
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     added = [(_end(_import_before(path, tree)), hooks.IMPORT + "\n")]
     for name in functions:
         function = function_in(path, tree, name)

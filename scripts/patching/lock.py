@@ -12,7 +12,7 @@ from pathlib import Path
 from .trouble import Trouble
 
 PATIENCE_SECONDS = 60.0
-INTERVAL_SECONDS = 0.1
+INTERVAL_SECONDS = 0.02
 
 
 @contextlib.contextmanager

@@ -19,11 +19,11 @@ from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
 from pygraph_inductor.recording.capture_pair import captured_twice
 from pygraph_inductor.recording.facts import Facts
-from pygraph_inductor.recording.inputs import Call, Refusal, overlaps
+from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
 from pygraph_inductor.recording.outputs import returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
-from pygraph_inductor.recording.trial import Trial, run_trial
+from pygraph_inductor.recording.trial import NotSeen, NotTried, Trial, run_trial
 from pygraph_inductor.recording.verify import Mismatch, verify
 from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
 from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer
@@ -104,11 +104,31 @@ def record(request: Request) -> Attempt:
     if needed > budget:
         result = _plain_call(request)()
         return Attempt(result, refusal=Refusal(f"verifying it needs {needed} bytes, {budget} are allowed"))
-    trial = _trial(request)
+    unwatched: NotTried | NotSeen
+    try:
+        trial = _trial(request)
+    except (NotTried, NotSeen) as error:
+        unwatched = error
+    else:
+        return _after_trial(trial, request, needed, budget)
+    cause = unwatched.__cause__ or unwatched
+    if request.facts.settings.strict:
+        raise cause
+    request.driver.release_cached()
+    refusal = Refusal(f"the call could not be watched: {_first_line(cause)}", passing=True)
+    return Attempt(unwatched.result if isinstance(unwatched, NotSeen) else _plain_call(request)(), refusal=refusal)
+
+
+def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> Attempt:
     attempt = Attempt(trial.result, undeclared_writes=trial.undeclared_writes)
     if trial.replaced_inputs:
         # Happens on the host, where no replay repeats it; and memory of the graph would become the caller's.
         attempt.refusal = Refusal(f"it gives input {trial.replaced_inputs[0]} other storage (set_ or resize_)")
+        return attempt
+    seen_again = examine(request.inputs, request.driver)
+    if isinstance(seen_again, Refusal) or seen_again.key != request.call.key:
+        # A capture would do it once more, on the caller's own tensor.
+        attempt.refusal = Refusal("it writes to an input on the host")
         return attempt
     if trial.undeclared_writes:
         # They were not kept, so this call cannot be repeated; the next one can.

@@ -29,6 +29,18 @@ class Foreign:
     nbytes: int
 
 
+class NotTried(RuntimeError):
+    """Nothing ran: what the call would have been compared with could not be noted (its cause says why)."""
+
+
+class NotSeen(RuntimeError):
+    """The call ran and gave `result`, but what it did could not be noted (its cause says why)."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
 @dataclass
 class Trial:
     """What one plain call did."""
@@ -60,34 +72,40 @@ def run_trial(
     checked: Sequence[int],
     written: Collection[int],
 ) -> Trial:
-    """Call the function once, plainly. Exceptions of the function pass through."""
+    """Call the function once, plainly. Exceptions of the function pass through; ours are `NotTried` and `NotSeen`."""
     written_tensors = [inputs[position] for position in call.slots if position in written]
     others = [position for position in call.slots if position not in written]
-    random_before = driver.random_state(call.generators)
-    before = Kept(written_tensors)
-    digests_before = digests([inputs[position] for position in others])
-    memory_before = _memory_of(inputs, call)
+    try:
+        random_before = driver.random_state(call.generators)
+        before = Kept(written_tensors)
+        digests_before = digests([inputs[position] for position in others])
+        memory_before = _memory_of(inputs, call)
+    except Exception as error:
+        raise NotTried from error
     with watched(facts.namespace, facts.allocators) as seen:
         result = run_plainly(run, list(inputs), checked, written, facts.attention_seeds)
-    digests_after = digests([inputs[position] for position in others])
-    undeclared = {
-        position for position, old, new in zip(others, digests_before, digests_after, strict=True) if old != new
-    }
-    memory = zip(call.slots, memory_before, _memory_of(inputs, call), strict=True)
-    returned = listed(result)
-    return Trial(
-        result=result,
-        returned=returned,
-        allocated=seen.layouts,
-        returned_allocations=_returned_allocations(returned, seen),
-        foreign=_foreign(returned, seen, inputs, facts),
-        undeclared_writes=frozenset(undeclared),
-        replaced_inputs=tuple(position for position, old, new in memory if old != new),
-        before=before,
-        after=Kept(written_tensors),
-        random_before=random_before,
-        random_after=driver.random_state(call.generators),
-    )
+    try:
+        digests_after = digests([inputs[position] for position in others])
+        undeclared = {
+            position for position, old, new in zip(others, digests_before, digests_after, strict=True) if old != new
+        }
+        memory = zip(call.slots, memory_before, _memory_of(inputs, call), strict=True)
+        returned = listed(result)
+        return Trial(
+            result=result,
+            returned=returned,
+            allocated=seen.layouts,
+            returned_allocations=_returned_allocations(returned, seen),
+            foreign=_foreign(returned, seen, inputs, facts),
+            undeclared_writes=frozenset(undeclared),
+            replaced_inputs=tuple(position for position, old, new in memory if old != new),
+            before=before,
+            after=Kept(written_tensors),
+            random_before=random_before,
+            random_after=driver.random_state(call.generators),
+        )
+    except Exception as error:
+        raise NotSeen(result) from error
 
 
 def _memory_of(inputs: Sequence[Any], call: Call) -> list[tuple[int, int, Layout]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.settings import Settings
-from tests.simulated.hand_written import F32, HandWritten, contents
+from tests.simulated.hand_written import F32, HandWritten, check, contents
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"])
@@ -105,3 +107,52 @@ def test_a_view_of_a_constant_is_a_new_object_in_every_call(native):
     function.namespace["constant_0"] = torch.randn(8)
     views = [function(torch.randn(8))[1] for _ in range(5)]
     assert len({id(view) for view in views}) == 5
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["before the call", "after the call"])
+def test_no_memory_to_watch_the_call_is_not_the_users_problem(native, monkeypatch, call):
+    """Digests need memory of their own, whether the plain call would get by or not."""
+    from pygraph_inductor.recording import trial
+
+    digests, calls = trial.digests, []
+
+    def failing(tensors):
+        calls.append(None)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError("no memory for a digest")
+        return digests(tensors)
+
+    monkeypatch.setattr(trial, "digests", failing)
+    runs = []
+
+    def body(names, x):
+        runs.append(None)
+        return copied(names, x)
+
+    function = HandWritten(body, native=native)
+    for number in range(2):
+        x = torch.randn(64)
+        assert torch.equal(function(x)[0], x) and len(runs) == number + 1
+    check(function, lambda: [torch.randn(64)], calls=3, replays=2)
+    assert "no memory for a digest" in function.log.reasons[0]
+
+
+class ScalarsElsewhere(SimulatedDriver):
+    """A device on which tensors without dimensions are not: they are the host's."""
+
+    def owns(self, tensor):
+        return super().owns(tensor) and tensor.dim() > 0
+
+
+def test_a_number_on_the_host_is_written_once_per_call(native):
+    """Its value is part of the key, so the function is recorded where the value comes again."""
+
+    def body(names, x, step):
+        ctypes.c_float.from_address(step.data_ptr()).value += 1  # as a kernel of the host does it
+        return copied(names, x)
+
+    function = HandWritten(body, ScalarsElsewhere(), native=native)
+    for _ in range(4):
+        x, step = torch.randn(64), torch.tensor(5.0)
+        assert torch.equal(function(x, step)[0], x) and step.item() == 6
+    assert function.log.replays == 0 and "on the host" in function.log.reasons[0]

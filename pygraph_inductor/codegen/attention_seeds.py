@@ -1,8 +1,9 @@
-"""Which inputs are the random seed and offset of an attention whose backward is generated here.
+"""Which inputs are the random seed and offset of memory-efficient attention, whose backward is generated here.
 
-Memory-efficient and cuDNN attention return them on the host, but on the device under capture, and their backward reads
-them where it believes it is being called: on the host, or under capture from the device. A backward that is called
-plainly after a replayed forward must therefore be given them on the host (`recording/plain.py`).
+That attention returns them on the host, but on the device under capture, and its backward reads them where it believes
+it is being called: from the host, or under capture from the device. A backward that is called plainly after a replayed
+forward must therefore be given them on the host (`recording/plain.py`). Flash and cuDNN attention have theirs on the
+device always.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from pygraph_inductor.codegen.generated_code import FunctionText
 
+_OPERATORS = "efficient_attention"  # its name, scaled and not
 _SEED, _OFFSET = "philox_seed", "philox_offset"  # in the schemas of aten's attention backwards, torch 2.11 to 2.15
 
 
@@ -21,7 +23,7 @@ def attention_seeds(text: FunctionText) -> tuple[tuple[int, int], ...]:
     """The positions of seed and offset among the inputs, one pair per attention."""
     pairs = []
     for callee, given in text.given:
-        names = _argument_names(callee)
+        names = _argument_names(callee) if _OPERATORS in callee else ()
         if _SEED in names and _OFFSET in names:
             seed, offset = (given.get(names.index(name), given.get(name)) for name in (_SEED, _OFFSET))
             if seed is not None and offset is not None:

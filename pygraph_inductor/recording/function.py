@@ -59,6 +59,7 @@ class RecordedFunction:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._retired: list[Recording] = []
+        self._ran_with_seeds_on_host = False
         self._checked: frozenset[int] | None = None
         self._written = frozenset(facts.mutated_inputs | facts.reused_inputs)
         self._refusal = Refusal(facts.refusal) if facts.refusal else None
@@ -84,8 +85,10 @@ class RecordedFunction:
             self._log.calls = self._log.plain_calls + self._log.replays
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at interpreter exit anything may be gone
+        try:
             self.refresh()
+        except Exception:  # at interpreter exit anything may be gone
+            return
 
     def __call__(self, inputs: list[Any]) -> Any:
         """One call; consumes `inputs`. Raises what the function raises."""
@@ -108,6 +111,7 @@ class RecordedFunction:
         if isinstance(key, Refusal):
             return self._plain(inputs, key)
         if self._has_seeds_on_host(inputs):
+            self._ran_with_seeds_on_host = True
             return self._plain(inputs)
         with self._lock:
             entry = self._entries.get(key)
@@ -115,6 +119,8 @@ class RecordedFunction:
                 self._entries.move_to_end(key)
             elif self._may_be_recorded(inputs):
                 self._remember(key, _Seen())
+                # Those calls had another key only because of where the seeds were.
+                entry = self._entries[key] if self._ran_with_seeds_on_host else None
             else:
                 entry = Refusal("Inductor's options exclude it: cudagraph_skip_dynamic_graphs, cudagraph_capture_sizes")
         if isinstance(entry, Recording):

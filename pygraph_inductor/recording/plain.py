@@ -25,7 +25,7 @@ def is_misaligned(tensor: torch.Tensor) -> bool:
 def seeds_on_host(inputs: list[Any], seeds: Iterable[tuple[int, int]]) -> None:
     """Give a plain call the seeds of attention where plain calls look for them (codegen/attention_seeds.py).
 
-    Only those without dimensions: flash attention's are two numbers, and always on the device.
+    Only those without dimensions: what has more is no pair of numbers.
     """
     for pair in seeds:
         if all(isinstance(inputs[position], torch.Tensor) for position in pair) and inputs[pair[0]].dim() == 0:

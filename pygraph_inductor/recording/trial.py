@@ -133,9 +133,14 @@ def _foreign(returned: Sequence[Any], seen: Watched, inputs: Sequence[Any], fact
 
 
 def _foreign_storage(returned: Sequence[Any], positions: Sequence[int]) -> Foreign:
+    """The storage as the one output that is all of it, else as a flat buffer that the outputs are views of."""
     first = returned[positions[0]]
     nbytes = first.untyped_storage().nbytes()
     whole = Layout.of(first)
     if first.storage_offset() != 0 or whole.span != nbytes:
-        whole = Layout((nbytes,), (1,), torch.uint8)
+        # Of the outputs' own type where that fits: a view as another type is beyond the launcher in C.
+        dtypes = {returned[position].dtype for position in positions}
+        fits = len(dtypes) == 1 and nbytes % first.itemsize == 0
+        dtype = first.dtype if fits else torch.uint8
+        whole = Layout((nbytes // dtype.itemsize,), (1,), dtype)
     return Foreign(tuple(positions), whole, nbytes)

@@ -75,3 +75,19 @@ class Field:
     def expect_recordings(self, most: int) -> None:
         """Recordings did not follow what they should not follow."""
         assert self.recordings <= most, f"{self.recordings} recordings, expected {most} at most; {self.account()}"
+
+
+class WithoutGraphs(Field):
+    """The same report with PyTorch's default mode: shows whether an error has anything to do with graphs."""
+
+    def compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        return torch.compile(function, **options)
+
+    def expect_replays(self, least: int = 3) -> None:
+        """Nothing is replayed here."""
+
+    def expect_replays_or_a_reason(self, *words: str, least: int = 1) -> None:
+        """Nothing is replayed here."""
+
+    def expect_recordings(self, most: int) -> None:
+        """Nothing is recorded here."""

@@ -27,6 +27,11 @@ def test_seed_and_offset_are_found_by_the_operators_own_argument_names() -> None
     assert attention_seeds(read(BACKWARD)["partition_0"]) == ((6, 7),)
 
 
+def test_attention_that_keeps_its_seeds_on_the_device_is_left_alone() -> None:
+    cudnn = BACKWARD.replace("efficient_attention_backward", "cudnn_attention_backward")
+    assert attention_seeds(read(cudnn)["partition_0"]) == ()
+
+
 def test_a_function_without_attention_has_none() -> None:
     text = "def partition_0(args):\n    a, b = args\n    args.clear()\n    return (extern_kernels.mm(a, b), )\n"
     assert attention_seeds(read(text)["partition_0"]) == ()

@@ -29,6 +29,7 @@ from pygraph_inductor.reporting.facts import register, warn_once
 
 _STRICT = "pygraph_inductor.config.strict = True raises instead"
 _CROWDED = "more shapes come in turn than config.max_recordings allows recordings"
+_NO_MEMORY = "out of memory for what a replay allocates"
 _ATTEMPTS = 3  # at recording one key, where the failure may pass (memory, writes found late)
 _WORTHWHILE = 32  # replays that make up for a recording, also where it is lost later
 _KEYS_PER_RECORDING = 8  # how many keys are remembered for each recording that may be kept
@@ -312,6 +313,7 @@ class RecordedFunction:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError):
             self._driver.release_cached()
+            reason = _NO_MEMORY  # torch's own text has another number in every call
         warn_once(self._facts, reason, "this call ran without a graph", _STRICT)
         return self._plain(inputs, Refusal(reason))
 

@@ -156,3 +156,19 @@ def test_a_number_on_the_host_is_written_once_per_call(native):
         x, step = torch.randn(64), torch.tensor(5.0)
         assert torch.equal(function(x, step)[0], x) and step.item() == 6
     assert function.log.replays == 0 and "on the host" in function.log.reasons[0]
+
+
+def test_memory_that_stays_short_is_one_warning(monkeypatch, caplog):
+    """The text of an out-of-memory names how much is free, which changes from call to call."""
+    driver = SimulatedDriver()
+    function = HandWritten(copied, driver, native=False)
+    check(function, lambda: [torch.randn(64)], calls=3)
+    calls = []
+
+    def short(*_):
+        calls.append(None)
+        raise torch.OutOfMemoryError(f"{len(calls)} bytes are free")
+
+    monkeypatch.setattr(driver, "empty", short)
+    check(function, lambda: [torch.randn(64)], calls=5, replays=1)
+    assert len(calls) == 5 and len(caplog.records) == 1 and len(function.log.reasons) == 1

@@ -29,7 +29,7 @@ def test_training(name: str) -> None:
         loss.backward()
         return [loss.detach(), *(p.grad for p in work.model.parameters())]
 
-    # T5's attention has its seed on the host until the forward comes from a graph: its backward is recorded a call later.
+    # T5's attention has its seed on the host until its forward is a graph: the backward is recorded a call later.
     late = 1 if name == "t5" else 0
     with torch._dynamo.config.patch(work.settings):
         agree(step, lambda _: work.inputs(), state=buffers, replays=2 * (CALLS - 2) - late)

@@ -17,7 +17,7 @@ from pygraph_inductor.replay.plan import Binding
 # A kernel may start this many bytes before a slot or behind it (padding, negative offsets). Farther away, eight bytes
 # that moved like a slot are two fields: cuDNN's layout kernels have the low half of an address, left over from an
 # earlier call, next to a float, and rewriting both would change the float.
-_NEARBY = 1 << 20
+NEARBY = 1 << 20
 _SHIFTS = range(1, 13)  # an address may be stored in units of up to 4 KiB
 _LOW = (1 << 32) - 1
 
@@ -96,7 +96,7 @@ class _Search:
 
     def _bind(self, node: Node, number: int, offset: int, old: int, new: int) -> bool:
         slots = self._slots_of.get(new - old, ())
-        near = [slot for slot in slots if -_NEARBY <= new - self._movement.second[slot] <= self._reach(slot) + _NEARBY]
+        near = [slot for slot in slots if -NEARBY <= new - self._movement.second[slot] <= self._reach(slot) + NEARBY]
         if len(near) > 1:  # moved alike: the word must be inside one of them
             near = [slot for slot in near if 0 <= new - self._movement.second[slot] < max(self._reach(slot), 1)]
             if len(near) != 1:

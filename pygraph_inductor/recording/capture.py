@@ -14,6 +14,7 @@ import torch
 
 from pygraph_inductor.driver.protocol import Driver, Graph, Reservation
 from pygraph_inductor.recording.allocations import AllocationsChanged, answered
+from pygraph_inductor.recording.bindings import NEARBY
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.in_place import Block
 from pygraph_inductor.recording.operators import Operators
@@ -99,10 +100,13 @@ class StandInSpace:
                 starts[number] = end + spread * (number + 1) * _GAP
                 end += -(-place.layout.span // _GAP) * _GAP + 2 * _GAP
         if starts:
-            reserved = self._driver.reserve(end + (spread * len(self._places) + 2) * _GAP, fill)
+            # A word near a stand-in that moved as it did is taken for its address. Nothing else may be that near: a
+            # segment of the pool, aligned alike, can follow the range at the same distance in both captures.
+            inner = end + (spread * len(self._places) + 2) * _GAP
+            reserved = self._driver.reserve(NEARBY + inner + NEARBY, fill)
             self._ranges.append(reserved)
             for number, start in starts.items():
-                self._addresses[number] = reserved.address + start + self._places[number].residue
+                self._addresses[number] = reserved.address + NEARBY + start + self._places[number].residue
 
     def tensors(self) -> list[torch.Tensor]:
         """One tensor per place."""

@@ -256,6 +256,10 @@ class CudaDriver:
         return int(stream.cuda_stream)
 
     def follow(self, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            if torch.cuda.is_current_stream_capturing():
+                # Waiting for it would draw the current stream into that capture.
+                raise RuntimeError("the stream of the last replay is being captured")
         self.current_stream().wait_stream(stream)
 
     def random_state(self, generators: Sequence[torch.Generator] = ()) -> RandomState:

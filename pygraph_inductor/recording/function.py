@@ -19,7 +19,7 @@ from pygraph_inductor.driver.protocol import Driver
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.inputs import Call, Overlaps, Refusal, examine, overlaps
 from pygraph_inductor.recording.plain import run_plainly
-from pygraph_inductor.recording.pools import pool_for
+from pygraph_inductor.recording.pools import Pool, pool_for
 from pygraph_inductor.recording.record import Attempt, Recording, Request, record
 from pygraph_inductor.replay import native
 from pygraph_inductor.replay.plan import Layout
@@ -216,8 +216,8 @@ class RecordedFunction:
 
     def _replay(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
         player = recording.player
-        with recording.pool.lock:
-            if recording.closed:  # evicted by another thread since we looked it up
+        with recording.pool.turn() as ours:
+            if not ours or recording.closed:  # closed: evicted by another thread since we looked it up
                 return self._plain(inputs)
             try:
                 recording.pool.enter()
@@ -240,21 +240,27 @@ class RecordedFunction:
         if isinstance(call, Refusal):
             return self._plain(inputs, call)
         pool = pool_for(self._driver)
-        with pool.lock:
+        with pool.turn() as ours:
             with self._lock:
                 entry = self._entries.get(key)
-            if isinstance(entry, Recording):  # another thread was faster
-                return self._replay(inputs, key, entry)
-            if isinstance(entry, Refusal):
-                return self._plain(inputs, entry)
-            checked = sorted(self._positions_to_align(inputs))
-            request = Request(self._run, self._facts, self._driver, pool, tuple(inputs), call, checked, self._written)
-            inputs.clear()
+            if not ours or isinstance(entry, Refusal):
+                return self._plain(inputs, entry if isinstance(entry, Refusal) else None)
+            if not isinstance(entry, Recording):
+                return self._record_in_turn(inputs, key, call, pool)
+        return self._replay(inputs, key, entry)  # another thread was faster
+
+    def _record_in_turn(self, inputs: list[Any], key: Hashable, call: Call, pool: Pool) -> Any:
+        try:
             pool.enter()
-            attempt = record(request)
-            if attempt.recording is not None and self._front() is not None:
-                self._give_launcher(attempt.recording, request)
-            self._settle(key, attempt)
+        except Exception as error:
+            return self._after_error(inputs, error)
+        checked = sorted(self._positions_to_align(inputs))
+        request = Request(self._run, self._facts, self._driver, pool, tuple(inputs), call, checked, self._written)
+        inputs.clear()
+        attempt = record(request)
+        if attempt.recording is not None and self._front() is not None:
+            self._give_launcher(attempt.recording, request)
+        self._settle(key, attempt)
         return attempt.result
 
     def _give_launcher(self, recording: Recording, request: Request) -> None:

@@ -6,9 +6,11 @@ waits for what the stream before it submitted.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from pygraph_inductor.driver.protocol import Driver, Graph
@@ -22,9 +24,28 @@ class Pool:
         self._driver = driver
         # The last stream's number, where launchers can see it.
         self.stream_word = ctypes.c_uint64(driver.stream_id(stream))
+        # 1 while somebody records or replays, where launchers can see it.
+        self.busy_word = ctypes.c_uint64(0)
         self._last_stream = stream
         self._handle: Any = None
         self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[bool]:
+        """The lock, and whether it is really our turn.
+
+        It is not where this thread is recording or replaying already: a finalizer, a signal handler or an operator
+        called a compiled function. Updating a graph between another call's update and its launch would redirect that.
+        """
+        with self.lock:
+            if self.busy_word.value:
+                yield False
+                return
+            self.busy_word.value = 1
+            try:
+                yield True
+            finally:
+                self.busy_word.value = 0
 
     def handle(self) -> Any:
         """Where the next capture allocates. Memory that no graph uses any more must not be captured into again."""

@@ -109,7 +109,7 @@ typedef struct {
     int may_overlap, is_cuda, closed;
     int32_t device_type, device_index;
     void *executable, *context;
-    uint64_t *last_stream;
+    uint64_t *last_stream, *busy; /* the pool's: its last stream, and whether somebody records or replays */
     uint64_t alignment_mask;
     PyObject *replay, *acquire, *release;
     PyObject *after; /* called with the inputs after the launch, or None */
@@ -458,20 +458,24 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
     /* Another thread may be between its update and its launch: the launch gives up the interpreter's lock. */
     if (self->closed || !on_the_usual_stream(self) || !call_quietly(self->acquire, Py_False, &locked) || !locked)
         return 0;
+    if (*self->busy) { /* by this very thread: a finalizer or a signal handler called a compiled function */
+        unlock(self);
+        return 0;
+    }
+    *self->busy = 1;
     int ready = !self->closed && accepts(self, list) && aliases_as_recorded(self) && allocate_outputs(self);
     if (ready && !tell(self)) {
         drop_handles(self, self->allocation_count);
         ready = 0;
     }
-    if (!ready) {
-        unlock(self);
-        return 0;
+    if (ready) {
+        *result = launch(self, list);
+        if (!*result)
+            drop_handles(self, self->tensor_count);
     }
-    *result = launch(self, list);
-    if (!*result)
-        drop_handles(self, self->tensor_count);
+    *self->busy = 0;
     unlock(self);
-    return *result ? 1 : -1;
+    return !ready ? 0 : *result ? 1 : -1;
 }
 
 /* ---- a launcher from its program: a stream of int64 that native.py writes */
@@ -512,6 +516,7 @@ static int read_program(Launcher *self, Reader *reader)
     self->executable = (void *)take(reader);
     self->context = (void *)take(reader);
     self->last_stream = (uint64_t *)take(reader);
+    self->busy = (uint64_t *)take(reader);
     self->replay = take_object(reader);
     self->acquire = take_object(reader);
     self->release = take_object(reader);

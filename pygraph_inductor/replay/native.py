@@ -201,7 +201,8 @@ def launcher_for(
 ) -> Any | None:
     """A launcher for a recording made from `inputs`, or None if only Python can serve it.
 
-    `pool` has `lock`, `stream_word` and `is_usual` (recording/pools.py). `may_overlap`: inputs aliased when recorded.
+    `pool` has `lock`, `stream_word`, `busy_word`, `is_usual` (recording/pools.py). `may_overlap`: inputs aliased when
+    recorded.
     """
     compiled = module()
     if compiled is None:
@@ -231,6 +232,7 @@ def _program(
         native.executable,
         native.context,
         ctypes.addressof(pool.stream_word),
+        ctypes.addressof(pool.busy_word),
     )
     writer.put_object(native.replay)
     writer.put_object(pool.lock.acquire)

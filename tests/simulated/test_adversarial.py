@@ -172,3 +172,29 @@ def test_memory_that_stays_short_is_one_warning(monkeypatch, caplog):
     monkeypatch.setattr(driver, "empty", short)
     check(function, lambda: [torch.randn(64)], calls=5, replays=1)
     assert len(calls) == 5 and len(caplog.records) == 1 and len(function.log.reasons) == 1
+
+
+def test_a_call_from_within_a_replay_does_not_redirect_it(native):
+    """What a finalizer or a signal handler may do between an update and its launch; by way of the launcher, too."""
+
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x)
+        return (out,)
+
+    function = HandWritten(body, native=native)
+    check(function, lambda: (torch.randn(8),), calls=4)
+    (recording,) = function.recordings
+    x, inner, got = torch.randn(8), torch.randn(8), []
+    replay = recording.graph.replay
+
+    def replay_with_a_call_inside():
+        if not got:
+            got.append(None)
+            got[0] = function(inner)[0]
+        replay()
+
+    recording.graph.replay = replay_with_a_call_inside
+    (out,) = function.function([x])
+    assert torch.equal(out, function.run([x])[0])
+    assert torch.equal(got[0], function.run([inner])[0])

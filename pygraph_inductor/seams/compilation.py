@@ -23,6 +23,8 @@ class Compilation:
     always: bool = False
     simulate: bool = False
     borrowed: bool = True
+    # Graphs are wanted: by an option, by an annotation, or by `always`.
+    asked: bool = False
     # "model.py:12 in forward": the first line of the user's code in the graph.
     source: str = ""
     # Why this compilation keeps stock behaviour (a wrapper that is not Python), or None.

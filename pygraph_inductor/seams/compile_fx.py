@@ -57,15 +57,17 @@ def _prepare(arguments: dict[str, Any], compilation: Compilation) -> Compilation
 def _compilation(compilation: Compilation, model: Any, options: dict[str, Any]) -> Compilation:
     nodes = model.graph.nodes if isinstance(model, torch.fx.GraphModule) else ()
     annotation = getattr(model, "meta", {}).get("cudagraph_annotation")  # torch._dynamo.override_cudagraphs, 2.12+
-    forward_off = getattr(annotation, "fwd", None) is False
+    wish = getattr(annotation, "fwd", None)
+    forward_off = wish is False
+    asked = bool(wish or options.get(_GRAPHS, _stock_option(_GRAPHS)) or compilation.always) and not forward_off
     compilation = replace(
         compilation,
+        asked=asked,
         source=place_of(node.meta.get("stack_trace") for node in nodes if node.op == "call_function"),
         forward_off=forward_off,
         backward_off=forward_off or getattr(annotation, "bwd", None) is False,
     )
     reason = declines.of_wrapper(options) if compilation.borrowed else None
-    asked = options.get(_GRAPHS, _stock_option(_GRAPHS)) or compilation.always
     if asked and reason is not None:
         declines.note(reason)
     return replace(compilation, declined=reason)
@@ -113,11 +115,14 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
 
 
 def _register(compilation: Compilation) -> None:
-    """Have our code generated for the devices that this compilation may record."""
+    """Have our code generated for the devices that this compilation may record, and stock's for all others."""
     from pygraph_inductor.seams import install
 
     devices = set()
-    if install.is_applied() and compilation.borrowed:
-        devices = {"cuda", "cpu"} if compilation.simulate else {"cuda"}
+    if install.is_applied() and compilation.borrowed and compilation.asked and compilation.declined is None:
+        if declines.of_process() is None:
+            devices.add("cuda")
+        if compilation.simulate:
+            devices.add("cpu")
     for device in registration.match(frozenset(devices)):
         declines.note(f"code generation for {device}: another package has registered itself with Inductor")

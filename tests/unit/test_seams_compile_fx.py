@@ -8,18 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx
 from torch._inductor import config as inductor_config
 
 import pygraph_inductor
+from pygraph_inductor.codegen import registration
 from pygraph_inductor.seams import compile_fx, declines
 from pygraph_inductor.seams.compilation import current, entered
 
 
 @pytest.fixture(autouse=True)
 def nothing_noted():
+    pygraph_inductor.enable()
     declines.clear()
     yield
     declines.clear()
+    registration.match(frozenset())
 
 
 def model(device: str = "cuda") -> torch.fx.GraphModule:
@@ -183,22 +187,47 @@ def test_what_stock_raises_passes_through_and_leaves_no_trace():
     assert not entered()
 
 
-@pytest.mark.parametrize("simulate, devices", [(False, ["cuda"]), (True, ["cpu", "cuda"])])
-def test_code_generation_serves_what_the_knobs_ask_for(simulate, devices):
-    from pygraph_inductor.codegen import registration
+GRAPHS = {"triton.cudagraphs": True}
 
+
+@pytest.mark.parametrize("simulate, devices", [(False, ["cuda"]), (True, ["cpu", "cuda"])])
+def test_code_generation_serves_what_the_knobs_ask_for(monkeypatch, simulate, devices):
+    monkeypatch.setattr(declines, "of_process", lambda: None)
     stock = Stock()
     with pygraph_inductor.config.patch(simulate=simulate):
-        stock.compile()
+        stock.compile(config_patches=GRAPHS)
         assert registration.registered() == devices
     with pygraph_inductor.config.patch(graph_manager="trees"):
-        stock.compile()
+        stock.compile(config_patches=GRAPHS)
         assert registration.registered() == []
 
 
-def test_backend_that_is_taken_by_somebody_else_is_reported(monkeypatch):
-    from pygraph_inductor.codegen import registration
+@pytest.mark.parametrize("options", [None, {"triton.cudagraphs": False}, {**GRAPHS, "cpp_wrapper": True}])
+def test_code_generation_is_stock_where_no_graphs_are_asked_for_or_served(monkeypatch, options):
+    """Default mode shares its caches with a stock process."""
+    monkeypatch.setattr(declines, "of_process", lambda: None)
+    stock = Stock()
+    stock.compile(config_patches=GRAPHS)
+    assert registration.registered() == ["cuda"]
+    stock.compile(config_patches=options)
+    assert registration.registered() == []
 
+
+def test_code_generation_is_stock_where_the_process_is_declined(monkeypatch):
+    monkeypatch.setattr(declines, "of_process", lambda: declines.OLD_DRIVER)
+    Stock().compile(config_patches=GRAPHS)
+    assert registration.registered() == []
+
+
+def test_annotation_that_turns_graphs_on_counts_as_asking(monkeypatch):
+    monkeypatch.setattr(declines, "of_process", lambda: None)
+    annotated = model()
+    annotated.meta["cudagraph_annotation"] = SimpleNamespace(fwd=True, bwd=None)
+    assert Stock().compile(annotated, []).asked
+    assert registration.registered() == ["cuda"]
+
+
+def test_backend_that_is_taken_by_somebody_else_is_reported(monkeypatch):
     monkeypatch.setattr(registration, "match", lambda devices: ["cuda"])
     Stock().compile()
     assert any(line.startswith("code generation for cuda: another package") for line in declines.lines())

@@ -190,5 +190,5 @@ def test_import_sees_the_change_although_bytecode_was_not_checked_against_its_so
     compiled_copy(small, "torch/_inductor/hooks.py")
     (small.apply if hooked else small.revert)()
     code = "import torch._inductor.hooks as h; print(hasattr(h, 'pygraph_hook'))"
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=small.root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-E", "-S", "-c", code], cwd=small.root, capture_output=True, text=True)
     assert done.stdout.strip() == str(hooked), done.stderr

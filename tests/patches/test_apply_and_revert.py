@@ -14,7 +14,7 @@ import pytest
 from scripts.patching import apply, series, target
 from scripts.patching.series import State
 from scripts.patching.trouble import Trouble
-from tests.patches.conftest import SMALL_FILES
+from tests.patches.small import SMALL_FILES
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "apply_patches.py"
 COMPILE_FX, OUTPUT_CODE = "torch/_inductor/compile_fx.py", "torch/_inductor/output_code.py"

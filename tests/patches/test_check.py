@@ -12,7 +12,7 @@ from scripts.patching import check, refresh, series, signatures, sources, target
 from scripts.patching.check import Result, checked
 from scripts.patching.definitions import table
 from scripts.patching.trouble import Trouble
-from tests.patches.conftest import SMALL_FILES
+from tests.patches.small import SMALL_FILES
 
 OUTPUT_CODE = "torch/_inductor/output_code.py"
 

@@ -17,7 +17,7 @@ import pytest
 from scripts.patching import lock, transaction
 from scripts.patching.series import State
 from scripts.patching.trouble import Trouble
-from tests.patches.conftest import SMALL_FILES
+from tests.patches.small import SMALL_FILES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILE_FX = "torch/_inductor/compile_fx.py"

@@ -1,6 +1,8 @@
 """What one call costs the host: small functions, where nothing but the way to the launch shows.
 
-    python -m scripts.bench.host_cost --out docs/benchmarks/host_cost.json
+    python -m scripts.bench.host_cost --out docs/benchmarks/host_cost.json --page docs/benchmarks/host_cost.md
+
+With `--read FILE` nothing is measured, and the page is made from that file.
 
 The variants of a row live in one process and are timed in turns. Host time is taken over bursts short enough that the
 GPU keeps up; latency is one call and a wait for the device. "nothing" is a compiled function of the same signature that
@@ -114,25 +116,55 @@ def _summary(host: Sequence[float], latency: Sequence[float]) -> dict[str, float
     return {name: round(value, 2) for name, value in named.items()}
 
 
+def run(rounds: int, commit: str | None) -> dict[str, Any]:
+    """Measure every row."""
+    return {
+        "unit": "microseconds",
+        "rounds": rounds,
+        "calls_per_burst": BURST,
+        "environment": facts.environment("cuda"),
+        "commit": facts.commit(commit),
+        "rows": {row.name: measure(row, rounds) for row in ROWS},
+    }
+
+
+def page(result: dict[str, Any]) -> str:
+    """The numbers as a page of Markdown."""
+    where = result["environment"]
+    names = [variant.name for variant in COMPARED]
+    lines = [
+        "# What one call costs the host",
+        "",
+        "Generated from `host_cost.json` by `python -m scripts.bench.host_cost --read … --page …`.",
+        "",
+        f"{where['gpu']}, {where['cpu']}, torch {where['torch']}, driver {where['driver']}, commit"
+        f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"
+        f" {result['calls_per_burst']} calls with new input tensors; in brackets the latency of one call. `nothing` is"
+        " a compiled function of the same signature that launches nothing; `inductor` is without graphs.",
+        "",
+        "| | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for name, variants in result["rows"].items():
+        cells = [f"{variants[v]['host']:.0f} ({variants[v]['latency']:.0f})" for v in names]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--commit", help="the commit's name, where git cannot tell")
+    parser.add_argument("--read", type=Path, help="a JSON file of an earlier run, in place of measuring")
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
+    parser.add_argument("--page", type=Path, help="a Markdown file for the table")
     options = parser.parse_args()
-    rows = {row.name: measure(row, options.rounds) for row in ROWS}
-    result = {
-        "unit": "microseconds",
-        "rounds": options.rounds,
-        "calls_per_burst": BURST,
-        "environment": facts.environment("cuda"),
-        "commit": facts.commit(options.commit),
-        "rows": rows,
-    }
+    result = json.loads(options.read.read_text()) if options.read else run(options.rounds, options.commit)
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
-    for name, variants in rows.items():
-        print(f"{name}: " + ", ".join(f"{v} {t['host']:.0f} (latency {t['latency']:.0f})" for v, t in variants.items()))
+    if options.page is not None:
+        options.page.write_text(page(result))
+    print(page(result))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     from scripts.bench import results, show
     from scripts.bench.run import Options, Run, part
 
-    console = Console()
+    console = terminal()
     simulated = options.device == "sim"
     names = [v.name for v in (EAGER, INDUCTOR, STOCK, OURS, FLOOR)]
     if options.variants:
@@ -147,7 +147,8 @@ def run(options: argparse.Namespace) -> int:
                 results.collect(done, options.collect)
 
     work = Run(settings, tell)
-    found = work.all(workloads)
+    order = [workload.name for workload in workloads]
+    found = sorted(work.all(workloads), key=lambda result: order.index(result.workload))
     for worker in work.workers:
         if worker.tail:
             console.print(f"--- the end of {worker.log}\n{worker.tail}", highlight=False, markup=False)
@@ -157,7 +158,8 @@ def run(options: argparse.Namespace) -> int:
         from scripts.bench.regression import complaints
 
         bad += [f"worse than expected: {line}" for line in complaints(found)]
-    for line in bad:
+    skipped = [f"{r.workload}: skipped: {r.reason}" for r in found if r.status == "skipped"]
+    for line in [*skipped, *bad]:
         console.print(line, highlight=False, markup=False)
     console.print(f"{len(found)} of {len(workloads)} workloads have results in {settings.out}", highlight=False)
     if options.compare and show_comparison(console, results.load(options.compare), found, 0.02):
@@ -191,7 +193,12 @@ def compare(options: argparse.Namespace) -> int:
     from scripts.bench import results
 
     old, new = results.load(options.old), results.load(options.new)
-    return 1 if show_comparison(Console(), old, new, options.threshold) else 0
+    return 1 if show_comparison(terminal(), old, new, options.threshold) else 0
+
+
+def terminal() -> Console:
+    """The terminal, or for a file or pipe a page that is wide enough for the tables."""
+    return Console(width=None if sys.stdout.isatty() else 180)
 
 
 def show_comparison(console: Console, old: list[Result], new: list[Result], threshold: float) -> bool:

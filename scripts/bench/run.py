@@ -195,7 +195,7 @@ class Run:
             return None
         mine = (self.commit["sources"], self.options.configuration(), self.environment.get("gpu"))
         theirs = (old.commit.get("sources"), old.configuration, old.environment.get("gpu"))
-        return old if mine == theirs and old.status in ("ok", "wrong", "skipped") else None
+        return old if mine == theirs and old.status in ("ok", "wrong") else None
 
     def begin(self, workload: Workload) -> Item:
         described = {

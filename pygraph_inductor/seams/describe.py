@@ -84,7 +84,7 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
 def warn_about_collectives(facts: Facts) -> None:
     """One warning for a function that stays plain because it talks to other ranks."""
     if facts.refusal is not None and facts.refusal.startswith(_RANKS):
-        warn_once(facts, facts.refusal, "it runs without a graph", "nothing yet; see the documentation, Limits")
+        warn_once(facts, facts.refusal, "it runs without a graph")
 
 
 _RANKS = "collectives while a process group of"

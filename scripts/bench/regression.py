@@ -20,11 +20,11 @@ from scripts.bench.results import Graphs, Result, VariantResult, decode, load, w
 EXPECTED = facts.ROOT / "tests" / "regression" / "expected"
 # What `make test` runs: an inference of many kernels, many inputs with one written in place, a training step.
 TESTED = ("MLP8", "TKE", "RL-PPO")
-EXACT_AT_MOST = ("functions", "recordings", "bindings", "staged")
+EXACT_AT_MOST = ("functions", "recordings", "bindings")
 AT_LEAST = ("replayed", "kernels_inside")
 # Whether memory that was freed is handed out at its old address again is the allocator's mood, and an address that did
-# not move needs no update: these counts may wobble by the share given.
-WOBBLING = {"updates": 0.25, "python_calls": 0.10}
+# not move needs no update: these counts may wobble by the share given. How a view is aligned is its mood, too.
+WOBBLING = {"updates": 0.25, "staged": 1.0, "python_calls": 0.10}
 KEYS = (*EXACT_AT_MOST, *AT_LEAST, *WOBBLING, "slots", "cuts")
 
 

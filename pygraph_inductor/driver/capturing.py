@@ -49,7 +49,7 @@ class NotPermitted(RuntimeError):
 class Operator:
     """What an operator's schema says."""
 
-    is_view: bool
+    is_view: bool  # of its argument's memory, or of its argument in place
     writes: tuple[tuple[int, str], ...]  # position and name of the arguments it writes
     returns_argument: tuple[int | None, ...]  # per result: the index in `writes` that is handed back
     has_tensor_results: bool
@@ -70,6 +70,7 @@ def described(func: torch._ops.OpOverload) -> Operator:
         alias = result.alias_info
         returns_argument.append(sets.index(alias.before_set) if alias is not None and alias.is_write else None)
     is_view = not writes and any(result.alias_info is not None for result in schema.returns)
+    is_view = is_view or torch.Tag.inplace_view in func.tags
     has_tensors = any("Tensor" in str(result.type) for result in schema.returns)
     return Operator(is_view, tuple(writes), tuple(returns_argument), has_tensors)
 
@@ -89,6 +90,7 @@ _ON_HOST = {
     "inductor::_alloc_from_pool",
     "inductor::_reinterpret_tensor",
 }
+_PACKED = torch._mkldnn  # type: ignore[attr-defined]  # weights that the compiler packed: opaque constants
 _RESIZES_STORAGE = {"inductor::resize_storage_bytes_"}
 _ALLOCATE = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
 _FILL = {
@@ -164,8 +166,8 @@ class Recorder:
         if self._is_host_work(func, operator, tensors):
             return func(*args, **kwargs)
         for tensor in tensors:
-            if tensor.device.type != "cpu":
-                self.refuse(f"{func} takes a tensor on {tensor.device}")
+            if tensor.device.type != "cpu" or tensor.layout not in (torch.strided, _PACKED):
+                self.refuse(f"{func} takes a {tensor.layout} tensor on {tensor.device}")
         if tensors and not operator.has_tensor_results and func._schema.returns:
             self.refuse(f"{func} reads a tensor on the host")
         if func is aten.lift_fresh.default:
@@ -179,14 +181,16 @@ class Recorder:
     def _is_host_work(self, func: torch._ops.OpOverload, operator: Operator, tensors: list[torch.Tensor]) -> bool:
         if func is aten.lift_fresh.default:
             return False
+        if func._schema.name == "aten::resize_":
+            return False
         if operator.is_view or func._schema.name in _ON_HOST or func.namespace in _ON_HOST_NAMESPACES:
             return True
         return not tensors and not operator.has_tensor_results
 
     def _keep_constant(self, constant: torch.Tensor) -> torch.Tensor:
-        kept = self._pool.empty_strided(constant.size(), constant.stride(), constant.dtype)
-        self.constants.append(kept.copy_(constant))
-        return kept
+        # Not in the pool: it is written now, and nodes before this one may use the same block in every replay.
+        self.constants.append(constant.clone())
+        return self.constants[-1]
 
     def _resize(self, tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         self._move(tensor, torch.empty(tuple(size), dtype=tensor.dtype, device="meta"))
@@ -205,7 +209,7 @@ class Recorder:
         self._check_generators(args, kwargs)
         real_leaves, spec = pytree.tree_flatten((args, kwargs))
         with self._fake:
-            fake_leaves = [_fake_of(leaf) for leaf in real_leaves]
+            fake_leaves = [_fake_of(leaf, self._fake) for leaf in real_leaves]
             fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
             fake_result = self._fake_run(func, operator, fake_args, fake_kwargs)
         for real, fake in zip(real_leaves, fake_leaves, strict=True):
@@ -275,10 +279,12 @@ class Recorder:
         self._add(launch)
 
 
-def _fake_of(leaf: Any) -> Any:
+def _fake_of(leaf: Any, mode: FakeTensorMode) -> Any:
     """A tensor without data that an operator treats as it would treat this one."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
+    if leaf.layout is _PACKED:
+        return mode.from_tensor(leaf)
     fake = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
     fake = torch._neg_view(fake) if leaf.is_neg() else fake
     return fake.conj() if leaf.is_conj() else fake

@@ -451,10 +451,49 @@ def test_constants_made_in_the_capture_belong_to_the_graph(driver):
     assert y.tolist() == [14, 21]
 
 
+def test_constants_are_not_where_an_intermediate_was(driver):
+    x = torch.ones(2)
+
+    def body():
+        first = x + 1
+        second = first * 2
+        del first
+        return second + torch.tensor([10.0, 20.0])
+
+    graph, y = captured(driver, body)
+    graph.replay()
+    assert y.tolist() == [14, 24]
+
+
+def test_views_in_place_are_no_nodes(driver):
+    x = torch.arange(6.0).view(2, 3)
+    graph, y = captured(driver, lambda: (x + 1).t_().unsqueeze_(0).squeeze_())
+    assert len(graph.nodes) == 1 and y.stride() == (1, 3)
+    graph.replay()
+    assert torch.equal(y, (x + 1).t())
+
+
 def test_aliases_without_a_schema_are_views(driver):
     x = torch.randn(3, 4)
     graph, y = captured(driver, lambda: aten._unsafe_view.default(x, [4, 3]))
     assert y.data_ptr() == x.data_ptr() and not graph.nodes
+
+
+def test_sparse_tensors_are_refused(driver):
+    x, sparse = torch.ones(3, 3), torch.eye(3).to_sparse_csr()
+    with pytest.raises(CaptureFailed, match="sparse"):
+        capture(driver, lambda: torch.sparse.mm(sparse, x))
+
+
+def test_packed_weights_are_constants(driver):
+    x, weight = torch.randn(2, 4), torch.randn(3, 4)
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
+    call = lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    graph, y = captured(driver, call)
+    graph.replay()
+    assert torch.equal(y, call())
 
 
 def test_resizing_a_storage_is_refused(driver):

@@ -13,7 +13,7 @@ from tests.gpu import comparing
 
 def pytest_configure(config: pytest.Config) -> None:
     for marker in (
-        "slow: minutes instead of seconds; runs with PYGRAPH_TEST_SLOW=1",
+        "slow: minutes instead of seconds; runs with SLOW_TESTS=1",
         "model: a whole model, forward and backward",
         "real_seam: the test needs the seam as installed, not the switchable one",
     ):
@@ -22,8 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("slow") and not os.environ.get("PYGRAPH_TEST_SLOW"):
-            item.add_marker(pytest.mark.skip(reason="slow: set PYGRAPH_TEST_SLOW=1"))
+        if item.get_closest_marker("slow") and not os.environ.get("SLOW_TESTS"):
+            item.add_marker(pytest.mark.skip(reason="slow: set SLOW_TESTS=1"))
 
 
 @pytest.fixture(scope="session", autouse=True)

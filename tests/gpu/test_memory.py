@@ -13,7 +13,7 @@ from tests.gpu.comparing import DEVICE, Counting, compiled, plainly
 
 MIB = 1 << 20
 SLACK = 8 * MIB
-SHAPES = int(os.environ.get("PYGRAPH_TEST_SHAPES", "1000"))
+SHAPES = int(os.environ.get("TEST_SHAPES", "1000"))
 
 
 def level() -> tuple[int, int]:

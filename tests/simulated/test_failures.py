@@ -221,6 +221,16 @@ def test_hidden_address_is_caught_whatever_the_values(driver, dtype):
     assert set(function.recordings[0].log.slots) == {"copy"}
 
 
+def test_hidden_address_is_caught_when_the_input_is_all_zeros(driver):
+    driver.faults.hides = lambda name, argument: name == "aten.mul.out" and argument == 0
+    body = lambda names, x: (torch.mul(x, 2, out=names["empty_strided_cpu"]((64,), (1,), F32)),)
+    function = HandWritten(body, driver)
+    for number in range(5):
+        x = torch.zeros(64) if number < 2 else torch.randn(64)
+        assert torch.equal(function(x)[0], x * 2)
+    assert set(function.recordings[0].log.slots) == {"copy"}
+
+
 def test_hidden_indices_stay_in_range(driver):
     driver.faults.hides = lambda name, argument: "index_select" in name and argument == 2
     body = lambda names, table, index: (torch.index_select(table, 0, index),)

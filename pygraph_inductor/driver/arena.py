@@ -139,9 +139,11 @@ class MemoryPool:
         self._free: dict[int, list[_Block]] = collections.defaultdict(list)
         self._segments: list[_Segment] = []
         self._users = 0
+        # CUDA's allocator takes no second capture into a pool that a capture broke in, or that all graphs have left.
+        self.is_finished = False
 
     def retain(self) -> None:
-        """A graph that uses the pool's addresses exists."""
+        """A graph that uses the pool's addresses exists, or is being captured."""
         with self._lock:
             self._users += 1
 
@@ -149,6 +151,7 @@ class MemoryPool:
         """One such graph is gone."""
         with self._lock:
             self._users -= 1
+            self.is_finished = self.is_finished or self._users == 0
             self._settle()
 
     def settle(self) -> None:

@@ -164,6 +164,8 @@ class SimulatedDriver:
     ) -> tuple[SimulatedGraph, T]:
         if self.is_capturing():
             raise CaptureFailed("the current stream is capturing already")
+        if pool.is_finished:
+            raise CaptureFailed("the pool is left by all its graphs, or a capture broke in it")
         recorder = Recorder(pool, generators, self.faults)
         pool.retain()
         try:
@@ -171,11 +173,11 @@ class SimulatedDriver:
                 result = body()
             if recorder.broken is not None:
                 raise recorder.broken
-        except NotPermitted as error:
+        except BaseException as error:
+            pool.is_finished = True
             pool.release()
-            raise CaptureFailed(f"the device refused the capture: {error}") from error
-        except BaseException:
-            pool.release()
+            if isinstance(error, NotPermitted):
+                raise CaptureFailed(f"the device refused the capture: {error}") from error
             raise
         return SimulatedGraph(recorder, pool, self.faults), result
 

@@ -82,6 +82,18 @@ def test_least_recently_used_recordings_go_first(own, cap):
     check(function, lambda: [randn(40)], calls=2, replays=function.log.replays + 2)
 
 
+def test_what_is_retired_is_closed_at_once(own):
+    function = HandWritten(body, own, settings=Settings(max_recordings=1))
+    for _ in range(3):
+        function(randn(10))
+    (kept,) = function.recordings
+    for _ in range(2):
+        function(randn(20))
+    assert kept.closed and kept.graph.closed, "whoever still refers to it"
+    with pytest.raises(RuntimeError, match="closed"):
+        kept.graph.replay()
+
+
 def test_a_thousand_shapes_stay_under_the_cap(own):
     function = HandWritten(body, own, settings=Settings(max_recordings=8))
     for n in range(1, 301):

@@ -578,6 +578,26 @@ def test_memory_is_shared_by_the_graphs_of_a_pool_and_returned_with_the_last(dri
     assert driver.arena.reserved_bytes == 0 and driver.arena.allocated_bytes == 0
 
 
+def test_pool_is_finished_by_a_broken_capture_and_by_its_last_graph(driver):
+    x, pool = torch.ones(4), driver.new_pool()
+    first, _ = capture(driver, lambda: x + 1, pool=pool)
+    second, _ = capture(driver, lambda: x + 2, pool=pool)
+    first.close()
+    third, _ = capture(driver, lambda: x + 3, pool=pool)
+    second.close()
+    third.close()
+    with pytest.raises(CaptureFailed, match="left by all its graphs"):
+        capture(driver, lambda: x + 4, pool=pool)
+    pool = driver.new_pool()
+    kept, _ = capture(driver, lambda: x + 1, pool=pool)
+    with pytest.raises(CaptureFailed, match="reads a tensor"):
+        capture(driver, lambda: x.sum().item(), pool=pool)
+    with pytest.raises(CaptureFailed, match="broke in it"):
+        capture(driver, lambda: x + 1, pool=pool)
+    kept.instantiate()
+    kept.replay()
+
+
 def test_failed_captures_leave_no_memory_behind(driver):
     x = torch.ones(100)
     for error in (ValueError("mine"), None):

@@ -59,11 +59,14 @@ def expect_others_replay(driver):
 
 @pytest.mark.parametrize("kind", [ValueError, AssertionError, RuntimeError])
 def test_exception_inside_the_capture(driver, caplog, kind):
+    before = HandWritten(doubled, driver, "before")
+    check(before, make, calls=4)
     function = Troubled(driver, raising(kind("no such luck")))
     check(function, make, replays=0)
     (warning,) = warnings(caplog)
     assert "troubled" in warning and "no such luck" in warning and "without a graph" in warning and "strict" in warning
     assert function.captures == 1, "it would go wrong again"
+    check(before, make, calls=2, replays=4)
     expect_others_replay(driver)
 
 
@@ -243,9 +246,23 @@ def test_hidden_indices_stay_in_range(driver):
 
 
 def test_inputs_are_as_the_plain_call_left_them_whatever_verification_did(driver):
-    body = lambda names, x: (x.add_(2 if driver.is_capturing() else 1), x * 2)
+    """A kernel that fails in the middle of a replay, and only there."""
+
+    def failing_in_replays(out, x):
+        if driver.is_capturing():
+            raise RuntimeError("not in a replay")
+        out.data.copy_(x)
+
+    def body(names, x):
+        x.add_(1)
+        out = names["empty_strided_cpu"]((64,), (1,), F32)
+        names["cpp_fused_1"](out, x)
+        return (x.mul_(2), out)
+
     function = HandWritten(body, driver, mutated_inputs=frozenset({0}))
+    function.namespace["cpp_fused_1"] = failing_in_replays
     check(function, make, replays=0)
+    assert "not in a replay" in function.log.reasons[0]
 
 
 def test_function_that_does_something_else_when_captured(driver, caplog):

@@ -307,8 +307,8 @@ def test_checkpointed_activations():
     check(program, functions=2)
 
 
-def test_checkpointed_dropout_is_right_and_says_why_it_is_plain():
-    """Its random state is read and put back by the host, which no graph can hold."""
+def test_checkpointed_dropout_is_right_and_says_so_where_it_is_plain():
+    """Where its random state is read and put back by the host (not in torch 2.11), no graph can hold it."""
     from torch.utils.checkpoint import checkpoint
 
     def program():
@@ -325,7 +325,7 @@ def test_checkpointed_dropout_is_right_and_says_why_it_is_plain():
         return step
 
     for facts in check(program, functions=None):
-        assert any("rng_state" in reason for reason in facts.reasons), facts.reasons
+        assert facts.verdict == "replayed" or any("rng_state" in reason for reason in facts.reasons), facts.reasons
 
 
 def test_nothing_is_simulated_unless_asked():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from pygraph_inductor.driver.protocol import (
     Reservation,
     T,
     UpdateRefused,
+    no_collection,
 )
 from pygraph_inductor.driver.stand_ins import AllocatedRange, MappedRange, supports_mapping
 
@@ -116,18 +116,6 @@ def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage may hold graphs, and destroying a graph breaks a capture of the same thread."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-@contextlib.contextmanager
 def _library_state() -> Iterator[None]:
     """cuBLAS workspaces are made anew for (and after) a capture, and cuDNN's benchmark does not empty caches in it.
 
@@ -173,7 +161,7 @@ class CudaDriver:
     ) -> tuple[CudaGraph, T]:
         with self._capture_lock:
             graph = torch.cuda.CUDAGraph(keep_graph=True)
-            with _no_collection(), _library_state(), torch.cuda.stream(self._capture_stream):
+            with no_collection(), _library_state(), torch.cuda.stream(self._capture_stream):
                 result = self._capture_into(graph, body, pool, generators)
             return CudaGraph(graph), result
 

@@ -6,9 +6,11 @@ Nothing here knows Inductor.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +19,18 @@ import torch
 T = TypeVar("T")
 # The device's default generator first.
 RandomState = list[tuple[torch.Generator, torch.Tensor]]
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Garbage may hold graphs, and destroying a graph breaks a capture of the same thread."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class CaptureFailed(RuntimeError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver, Graph, Reservation
+from pygraph_inductor.driver.protocol import Driver, Graph, Reservation, no_collection
 from pygraph_inductor.recording.allocations import AllocationsChanged, answered
 from pygraph_inductor.recording.bindings import NEARBY
 from pygraph_inductor.recording.facts import Facts
@@ -177,7 +177,8 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         return result
 
     try:
-        graph, result = work.driver.capture(body, work.pool.handle(), work.facts.namespace, work.generators)
+        with no_collection():  # garbage may hold the last graph of the pool, which then takes no capture any more
+            graph, result = work.driver.capture(body, work.pool.handle(), work.facts.namespace, work.generators)
     except BaseException:
         work.pool.renew()
         raise

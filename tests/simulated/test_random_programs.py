@@ -6,6 +6,7 @@ Aliasing and overlapping inputs, views, mutation, kept and dropped outputs, move
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.simulated import two_ways
 from tests.simulated.hand_written import HandWritten, contents, same_bits
 from tests.simulated.programs import STORAGE, Call, Program, body_of, calls, programs, traceable
 
-COMPILED = int(os.environ.get("RANDOM_COMPILED", "6"))
+COMPILED = int(os.environ.get("RANDOM_COMPILED", "10"))
 PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "200"))
 SEED = int(os.environ.get("RANDOM_SEED", "20240607"))
 SETTINGS: dict[str, Any] = dict(
@@ -187,6 +188,9 @@ def test_random_programs_through_the_compiler():
     @hypothesis.given(st.data())
     def run(data: Any) -> None:
         program = data.draw(programs())
+        # The compiler refuses a mixture, views of one tensor next to tensors of its storage, where one is written.
+        windows = tuple(dataclasses.replace(window, tracked=True) for window in program.windows)
+        program = dataclasses.replace(program, windows=windows)
         sequence = data.draw(calls(program))
         earlier = len(pygraph_inductor.report().functions)
         two_ways.check(steps(program, sequence), calls=len(sequence), functions=None)

@@ -15,6 +15,8 @@ import torch
 from hypothesis import strategies as st
 
 import pygraph_inductor
+from pygraph_inductor.driver.capturing import Faults
+from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.settings import Settings
 from tests.simulated import two_ways
 from tests.simulated.hand_written import HandWritten, contents, same_bits
@@ -117,10 +119,22 @@ def is_new(value: Any, memory: Memory) -> bool:
     return all(value.untyped_storage()._cdata != base.untyped_storage()._cdata for base in memory.bases)
 
 
-def try_program(program: Program, sequence: list[Call], native: bool, seen: collections.Counter[str]) -> None:
+FAULTS = {
+    "": Faults(),
+    "unknown nodes": Faults(unknown=lambda name: name in ("cpp_fused_0", "aten.sort.default")),
+    "refused copies": Faults(refuses=lambda node: node.kind is NodeKind.MEMCPY),
+}
+# How a program is run: whether through the launcher in C, with which engine, and what goes wrong.
+WAYS = [(True, "auto", "")] * 3 + [(False, "auto", "")] * 3 + [(True, "copy", "")]
+WAYS += [(True, "auto", "unknown nodes"), (False, "auto", "refused copies")]
+
+
+def try_program(program: Program, sequence: list[Call], way: Any, seen: collections.Counter[str]) -> None:
     """One program, called several times; kept outputs must outlive every later call."""
-    settings = Settings(max_recordings=4)
+    native, engine, fault = way
+    settings = Settings(max_recordings=4, engine=engine)
     function = HandWritten(body_of(program), native=native, mutated_inputs=program.declared, settings=settings)
+    function.driver.faults = FAULTS[fault]
     generator = torch.Generator().manual_seed(len(program.statements))
     memory = Memory.random(program, generator)
     alive, kept = [memory], []
@@ -149,13 +163,13 @@ def test_random_programs_agree_with_the_plain_call():
     @hypothesis.given(st.data())
     def run(data: Any) -> None:
         program = data.draw(programs())
-        try_program(program, data.draw(calls(program)), data.draw(st.booleans()), seen)
+        try_program(program, data.draw(calls(program)), data.draw(st.sampled_from(WAYS)), seen)
 
     run()
     print(dict(seen))
     assert seen["programs"] >= PROGRAMS
     # Plain calls would agree, too: that does not count.
-    assert seen["replayed"] > 0.9 * seen["programs"] and seen["replays"] > 0.4 * seen["calls"] and seen["staged"]
+    assert seen["replayed"] > 0.8 * seen["programs"] and seen["replays"] > 0.4 * seen["calls"] and seen["staged"]
 
 
 def steps(program: Program, sequence: list[Call]) -> Any:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import enum
 import gc
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -21,16 +22,25 @@ T = TypeVar("T")
 RandomState = list[tuple[torch.Generator, torch.Tensor]]
 
 
+_collection_lock = threading.Lock()
+_collection_holds: list[bool] = []  # one per open context, of all threads; the first knows whether to switch on again
+
+
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage may hold graphs, and destroying a graph breaks a capture of the same thread."""
-    collects = gc.isenabled()
-    gc.disable()
+    """Garbage may hold graphs, and destroying a graph breaks a capture of the same thread.
+
+    The collector has one switch for all threads: it stays off until the last of them leaves.
+    """
+    with _collection_lock:
+        _collection_holds.append(not _collection_holds and gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        if collects:
-            gc.enable()
+        with _collection_lock:
+            if _collection_holds.pop() and not _collection_holds:
+                gc.enable()
 
 
 class CaptureFailed(RuntimeError):

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scripts.bench.results import Profile
+from scripts.bench.results import Activity, Profile
 
+HEAVIEST = 16  # device activities that a result names
 COPIES = ("aten::copy_", "aten::_foreach_copy_")
 DIRECTIONS = {"DtoD": "device_to_device", "HtoD": "host_to_device", "DtoH": "device_to_host"}
 SIZES = {
@@ -56,9 +57,12 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
     kernels = in_graphs = busy = 0.0
     copied = dict.fromkeys((*DIRECTIONS.values(), "other"), 0.0)
     counted: set[Any] = set()
+    by_name: dict[str, tuple[int, float]] = {}
     for event in device:
         args = event.get("args", {})
         busy += event.get("dur", 0.0)
+        count, spent = by_name.get(event["name"], (0, 0.0))
+        by_name[event["name"]] = (count + 1, spent + event.get("dur", 0.0))
         graph = "GraphLaunch" in launchers.get(args.get("correlation"), "")
         if event["cat"] == "gpu_memcpy":
             direction = next((DIRECTIONS[d] for d in DIRECTIONS if d in event["name"]), "other")
@@ -72,6 +76,7 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
                 counted.add(origin)  # a list of tensors may take several kernels
                 copied["device_to_device"] += bytes_of(operator["args"], event["name"])
     launches = sum("GraphLaunch" in name for name in launchers.values())
+    heaviest = sorted(by_name.items(), key=lambda item: -item[1][1])[:HEAVIEST]
     return Profile(
         iterations=iterations,
         kernels=kernels / iterations,
@@ -79,6 +84,7 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
         graph_launches=launches / iterations,
         busy_us=busy / iterations,
         copied_bytes={kind: amount / iterations for kind, amount in copied.items()},
+        heaviest=[Activity(name, count / iterations, spent / iterations) for name, (count, spent) in heaviest],
     )
 
 

@@ -52,6 +52,15 @@ class Memory:
 
 
 @dataclass
+class Activity:
+    """A kernel or copy by its name: how often, and for how long altogether, per iteration."""
+
+    name: str
+    count: float
+    us: float
+
+
+@dataclass
 class Profile:
     """Per iteration, from the profiler: kernels, graph launches, busy time, bytes copied by kind."""
 
@@ -61,6 +70,7 @@ class Profile:
     graph_launches: float
     busy_us: float
     copied_bytes: dict[str, float]
+    heaviest: list[Activity] = field(default_factory=list)
 
 
 @dataclass

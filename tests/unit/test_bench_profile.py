@@ -67,3 +67,11 @@ def test_other_kernels_copy_nothing():
 def test_counts_are_per_iteration():
     found = read_trace([launch("cudaGraphLaunch", 1), kernel("a", 1), launch("cudaGraphLaunch", 2), kernel("a", 2)], 2)
     assert (found.kernels, found.graph_launches, found.busy_us) == (1, 1, 2)
+
+
+def test_what_takes_most_time_is_named_per_iteration():
+    events = [kernel("slow", 1), kernel("slow", 2), kernel("quick", 3), copy_node("DtoD", 100, 4)]
+    found = read_trace(events, 2).heaviest
+    by_name = {activity.name: (activity.count, activity.us) for activity in found}
+    assert by_name == {"slow": (1.0, 2.0), "quick": (0.5, 1.0), "Memcpy DtoD (A -> B)": (0.5, 0.5)}
+    assert found[0].name == "slow"

@@ -14,7 +14,7 @@ PREFIX = "PYGRAPH_"
 
 # The knobs that take one word of a few; `settings.py` checks assignments from Python against the same table.
 CHOICES: dict[str, tuple[str, ...]] = {
-    "engine": ("auto", "patch", "copy"),
+    "engine": ("auto", "patch", "indirect", "copy"),
     "graph_manager": ("borrowed", "trees"),
 }
 

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph_inductor.driver.arena import MemoryPool
 from pygraph_inductor.driver.frozen_launch import (
+    Indirect,
     Launch,
     TensorParameter,
     kernel_launch,
@@ -33,7 +34,7 @@ from pygraph_inductor.driver.frozen_launch import (
     operator_launch,
     same_generator,
 )
-from pygraph_inductor.driver.protocol import Node
+from pygraph_inductor.driver.protocol import TWIN, Node
 
 aten = torch.ops.aten
 
@@ -152,6 +153,7 @@ class Recorder:
     def kernel(self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """A compiled kernel was called."""
         with torch._C.DisableTorchFunction():
+            name = name + TWIN if any(isinstance(value, Indirect) for value in args) else name
             self._add(kernel_launch(name, kernel, args, (kernel,), functools.partial(self._faults.hides, name)))
 
     def _add(self, launch: Launch) -> None:

@@ -23,10 +23,12 @@ from pygraph_inductor.driver.protocol import (
     RandomState,
     Reservation,
     T,
+    Twins,
     UpdateRefused,
     no_collection,
 )
 from pygraph_inductor.driver.stand_ins import AllocatedRange, MappedRange, supports_mapping
+from pygraph_inductor.driver.table import CudaTable
 
 # torch's stubs do not know it; generated code allocates with it.
 _empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
@@ -213,6 +215,12 @@ class CudaDriver:
         under_way = checked(cu.cuStreamGetCaptureInfo(stream))
         graph = next(value for value in under_way if isinstance(value, cu.CUgraph))
         return int(checked(cu.cuGraphGetNodes(graph, 0))[1])
+
+    def twins(self, namespace: dict[str, Any]) -> Twins | None:
+        return None
+
+    def new_table(self, length: int) -> CudaTable:
+        return CudaTable(length, self.device)
 
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()

@@ -92,6 +92,29 @@ class TensorParameter:
 
 
 @dataclass(frozen=True)
+class Indirect:
+    """An argument whose address the kernel shall find in `entry`, an int64 tensor of one element."""
+
+    entry: torch.Tensor
+    tensor: torch.Tensor  # as it is at capture: what the kernel's code knows of it
+
+
+@dataclass(frozen=True)
+class IndirectParameter:
+    """The address of the entry, in 8 bytes. Where the tensor is, a launch reads when it runs."""
+
+    tensor: TensorParameter
+    nbytes = WORD
+
+    def freeze(self, value: Indirect) -> bytes:
+        return value.entry.data_ptr().to_bytes(WORD, "little")
+
+    def thaw(self, content: bytes) -> Callable[[], torch.Tensor]:
+        entry = int.from_bytes(content, "little")
+        return lambda: self.tensor.thaw(ctypes.string_at(entry, WORD))
+
+
+@dataclass(frozen=True)
 class ScalarParameter:
     """An int or a float, in 8 bytes."""
 
@@ -157,6 +180,8 @@ _FLOAT = ScalarParameter("<d")
 
 def parameter_for(value: Any) -> Parameter:
     """How one argument is kept."""
+    if isinstance(value, Indirect):
+        return IndirectParameter(TensorParameter.of(value.tensor))
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu":
         return TensorParameter.of(value)
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
@@ -206,9 +231,16 @@ def kernel_launch(
                 arguments.append(thawed[parameter, content])
             else:
                 arguments.append(parameter.thaw(content))
+        late = frozenset(n for n, parameter in enumerate(parameters) if isinstance(parameter, IndirectParameter))
+        if late:
+            return functools.partial(_run_indirectly, kernel, arguments, late)
         return functools.partial(kernel, *arguments)
 
     return Launch(NodeKind.KERNEL, name, areas, (*identity, *parameters), bind)
+
+
+def _run_indirectly(kernel: Callable[..., None], arguments: Sequence[Any], late: frozenset[int]) -> None:
+    kernel(*(value() if number in late else value for number, value in enumerate(arguments)))
 
 
 def operator_launch(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from pygraph_inductor.driver.protocol import Area
@@ -49,6 +50,12 @@ def _call(function: str, *arguments: int) -> None:
     status = getattr(library(), function)(*(ctypes.c_void_p(argument) for argument in arguments))
     if status != 0:
         raise DriverError(f"{function}: {bindings().CUresult(status).name}")
+
+
+def launch(function: int, blocks: int, threads: int, stream: int, parameters: Sequence[Any]) -> None:
+    """Launch a kernel; `parameters` are ctypes objects, copied before this returns."""
+    pointers = (ctypes.c_void_p * len(parameters))(*(ctypes.addressof(parameter) for parameter in parameters))
+    _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
 
 
 class KernelNodeParams(ctypes.Structure):

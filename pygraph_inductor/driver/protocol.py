@@ -11,7 +11,7 @@ import ctypes
 import enum
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -105,6 +105,38 @@ class Node:
     identity: tuple[Any, ...] = ()
 
 
+# The kernel's name and its launch's arguments -> for the arguments that shall be indirect, by position, the entry of a
+# table (an int64 tensor of one element) that will hold the address. None: the kernel is launched as it is.
+ChooseEntries = Callable[[str, tuple[Any, ...]], Mapping[int, torch.Tensor]]
+
+
+# How nodes are told apart by name: a twin's ends in this, and the node that writes a table is called that.
+TWIN = "_indirect"
+TABLE_WRITER = "pygraph_write_table"
+
+
+class Twins(Protocol):
+    """Kernels of generated code, and their twins: the same kernels, given addresses of addresses."""
+
+    def refusal(self, kernel: str, argument: int) -> str | None:
+        """Why an argument of a kernel's launches cannot be indirect; None if it can."""
+
+    def prepare(self, kernel: str, arguments: tuple[int, ...]) -> str | None:
+        """Make the twin with these arguments indirect; not during a capture. Returns why there is none, or None."""
+
+    def meanings(self, choose: ChooseEntries) -> Mapping[str, Callable[[Any], Any]]:
+        """What each kernel's global shall mean while `choose` decides about launches (`thread_globals.meaning`)."""
+
+
+class PointerTable(Protocol):
+    """Addresses in device memory, outside every pool, where twins find them."""
+
+    entries: torch.Tensor  # int64, one per address
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Under capture: record nodes that hold the tensors' addresses in their parameters and put them here."""
+
+
 class Reservation(Protocol):
     """A range of addresses for stand-ins. It stays valid until `close`."""
 
@@ -178,6 +210,12 @@ class Driver(Protocol):
 
     def nodes_so_far(self) -> int:
         """How many nodes the capture that is under way has. Only inside the body of `capture`."""
+
+    def twins(self, namespace: dict[str, Any]) -> Twins | None:
+        """Twins of the kernels among these globals, where it is the device that makes them and not a compiler."""
+
+    def new_table(self, length: int) -> PointerTable:
+        """A table for `length` addresses; not during a capture."""
 
     def new_pool(self) -> Any:
         """A private memory pool for intermediates, shared by the graphs captured into it."""

@@ -18,10 +18,12 @@ from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defi
 
 from pygraph_inductor.driver.arena import AddressRange, Arena, MemoryPool
 from pygraph_inductor.driver.capturing import Faults, HostReadMode, NotPermitted, OperatorMode, Recorder
-from pygraph_inductor.driver.frozen_launch import Launch, tensor_at, undisturbed
+from pygraph_inductor.driver.frozen_launch import Indirect, Launch, tensor_at, undisturbed
 from pygraph_inductor.driver.protocol import (
+    TABLE_WRITER,
     Area,
     CaptureFailed,
+    ChooseEntries,
     NativeGraph,
     Node,
     RandomState,
@@ -139,6 +141,47 @@ def _recording(recorder: Recorder, name: str, kernel: Callable[..., Any]) -> Cal
     return lambda *args: recorder.kernel(name, kernel, args)
 
 
+class SimulatedTwins:
+    """Every kernel has twins: the launch itself reads the addresses (`frozen_launch.IndirectParameter`)."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+
+    def refusal(self, kernel: str, argument: int) -> str | None:
+        return None
+
+    def prepare(self, kernel: str, arguments: tuple[int, ...]) -> str | None:
+        return None
+
+    def meanings(self, choose: ChooseEntries) -> dict[str, Callable[[Any], Any]]:
+        names = [name for name, value in self._namespace.items() if _is_kernel(name, original_of(value))]
+        return {name: functools.partial(_choosing, name, choose) for name in names}
+
+
+def _choosing(name: str, choose: ChooseEntries, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(*args: Any) -> Any:
+        entries = choose(name, args)
+        return kernel(*(Indirect(entries[n], value) if n in entries else value for n, value in enumerate(args)))
+
+    return launch
+
+
+class SimulatedTable:
+    """Addresses in ordinary memory."""
+
+    def __init__(self, length: int) -> None:
+        self.entries = torch.zeros(length, dtype=torch.int64)
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> None:
+        assert _thread.recorder is not None
+        _thread.recorder.kernel(TABLE_WRITER, write_table, (self.entries, *tensors))
+
+
+def write_table(entries: torch.Tensor, *tensors: torch.Tensor) -> None:
+    for number, tensor in enumerate(tensors):
+        entries[number] = tensor.data_ptr()
+
+
 class SimulatedDriver:
     """The CPU as a device that captures."""
 
@@ -183,6 +226,12 @@ class SimulatedDriver:
 
     def nodes_so_far(self) -> int:
         return len(_thread.recorder.launches) if _thread.recorder is not None else 0
+
+    def twins(self, namespace: dict[str, Any]) -> SimulatedTwins:
+        return SimulatedTwins(namespace)
+
+    def new_table(self, length: int) -> SimulatedTable:
+        return SimulatedTable(length)
 
     def new_pool(self) -> MemoryPool:
         return self.arena.new_pool()

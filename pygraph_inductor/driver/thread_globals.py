@@ -25,6 +25,9 @@ class _Switch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.now()(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.now(), name)  # Triton kernels are launched by their `run`
+
     def now(self) -> Function:
         meanings = self.meanings.get(threading.get_ident())
         return meanings[-1] if meanings else self.original

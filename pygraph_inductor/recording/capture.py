@@ -17,6 +17,7 @@ from pygraph_inductor.recording.allocations import AllocationsChanged, answered
 from pygraph_inductor.recording.bindings import NEARBY
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.in_place import Block
+from pygraph_inductor.recording.indirection import Indirection
 from pygraph_inductor.recording.operators import Operators
 from pygraph_inductor.recording.pools import Pool
 from pygraph_inductor.recording.trial import Foreign, Trial, listed
@@ -141,6 +142,7 @@ class Work:
     trial: Trial
     places: Sequence[Place]
     buffers: Sequence[Buffer]
+    indirection: Indirection | None = None
 
 
 def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
@@ -171,7 +173,13 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
     def body() -> Any:
         # Looking on has its price, and without such outputs there is nothing to see.
         looking = operators.watched() if work.trial.foreign else contextlib.nullcontext()
-        with answered(work.facts.namespace, work.facts.allocators, work.trial.allocated, by_allocation), looking:
+        namespace = work.facts.namespace
+        steered = work.indirection.during(namespace, work.driver, stand_ins) if work.indirection else None
+        with (
+            answered(namespace, work.facts.allocators, work.trial.allocated, by_allocation),
+            steered or contextlib.nullcontext(),
+            looking,
+        ):
             result = work.run(list(arguments))
         _copy_foreign(work, listed(result), outputs, operators, blocks)
         return result

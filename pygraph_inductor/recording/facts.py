@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pygraph_inductor.driver.protocol import Twins
 from pygraph_inductor.settings import Settings
 
 NONE: frozenset[int] = frozenset()
@@ -53,3 +54,5 @@ class Facts:
     # triton.cudagraph_skip_dynamic_graphs: a function with int inputs is not recorded.
     skip_dynamic: bool = False
     settings: Settings = field(default_factory=Settings)
+    # Twins of the kernels among `namespace`, which take addresses of addresses. None: the driver has them, or nobody.
+    twins: Twins | None = None

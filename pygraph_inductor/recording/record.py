@@ -9,7 +9,7 @@ import collections
 import functools
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ import torch
 from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind, UpdateRefused
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
-from pygraph_inductor.recording.capture_pair import captured_twice
+from pygraph_inductor.recording.capture_pair import Pair, captured_twice
+from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
 from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
 from pygraph_inductor.recording.outputs import returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
@@ -28,6 +30,12 @@ from pygraph_inductor.recording.verify import Mismatch, verify
 from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
 from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer
 from pygraph_inductor.reporting import RecordingFacts
+from pygraph_inductor.reporting.facts import warn_once
+from pygraph_inductor.selection.calibration import coefficients
+
+_INDIRECT = ("auto", Engine.INDIRECT.value)
+_BORROWING = (Engine.PATCH, Engine.INDIRECT)
+_PATCH = "pygraph_inductor.config.engine = 'patch' does not try"
 
 
 @dataclass
@@ -40,6 +48,7 @@ class Recording:
     generators: tuple[torch.Generator, ...]
     log: RecordingFacts
     launcher: Any | None = None
+    indirection: Prepared | None = None  # the graph runs kernels of modules that go when their twins go
     closed: bool = False
     failures: int = 0  # of its key, before
     python_replays: int = 0
@@ -187,17 +196,32 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt) -> None:
         buffers,
     )
     notes: list[str] = []
+    engine = request.facts.settings.engine
     all_copy = frozenset(range(len(work.places)))
-    staged = all_copy if request.facts.settings.engine == "copy" else frozenset()
+    staged = all_copy if engine == "copy" else frozenset()
     if staged and _writes_to_aliases(request):
         attempt.refusal = Refusal("it writes to inputs that alias each other, which cannot be staged")
         return
+    twins = request.facts.twins or request.driver.twins(request.facts.namespace)
+    indirection: Watching | Prepared | None = Watching(twins) if twins and engine in _INDIRECT else None
     while True:
-        outcome = _try_with(work, request, staged)
+        try:
+            outcome = _try_with(work, request, staged, indirection)
+        except Exception as error:
+            if request.facts.settings.strict or not isinstance(indirection, Prepared):
+                raise
+            outcome = _first_line(error), frozenset()
         if isinstance(outcome, Recording):
             attempt.recording, attempt.notes = outcome, tuple(notes)
             return
+        if isinstance(outcome, Prepared):
+            indirection = outcome
+            continue
         reason, to_stage = outcome
+        if isinstance(indirection, Prepared):  # first without twins, then without patching
+            warn_once(request.facts, reason, "its kernels are given addresses, not a table of them", _PATCH)
+            indirection = None
+            continue
         notes.append(reason)
         if to_stage <= staged or _writes_to_aliases(request):
             attempt.refusal = Refusal(reason)
@@ -228,8 +252,16 @@ def _places(request: Request, buffers: Sequence[Any]) -> list[Place]:
     return places
 
 
-def _try_with(work: Work, request: Request, staged: frozenset[int]) -> Recording | tuple[str, frozenset[int]]:
-    """A recording with `staged` on the copy engine, or a reason and the places that should be staged, too."""
+def _try_with(
+    work: Work, request: Request, staged: frozenset[int], indirection: Watching | Prepared | None
+) -> Recording | Prepared | tuple[str, frozenset[int]]:
+    """A recording with `staged` on the copy engine, or a reason and the places that should be staged, too.
+
+    Or, while launches were only watched, the twins with which it should be captured again.
+    """
+    prepared = indirection if isinstance(indirection, Prepared) else None
+    during: Indirection | None = indirection.steering if isinstance(indirection, Prepared) else indirection
+    work = replace(work, indirection=during)
     all_places = frozenset(range(len(work.places)))
     staging = {
         number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
@@ -241,7 +273,11 @@ def _try_with(work: Work, request: Request, staged: frozenset[int]) -> Recording
         if unexplained is not None:
             captured.graph.close()
             return unexplained, all_places
-        plan = _plan(work, request, captured, pair.found, staged)
+        if isinstance(indirection, Watching) and (again := _twins_for(work, request, pair, indirection, staged)):
+            captured.graph.close()
+            return again
+        indirect = prepared.places if prepared else frozenset()
+        plan = _plan(work, request, captured, pair.found, staged, indirect)
         player = Player(plan, captured.graph, work.driver, staging)
         borrowed = [position for position, entry in enumerate(plan.returned) if isinstance(entry, FromInput)]
         tensors = [value for value in work.inputs if isinstance(value, torch.Tensor)]
@@ -260,7 +296,21 @@ def _try_with(work: Work, request: Request, staged: frozenset[int]) -> Recording
             raise
         del held
     log = _log(work, plan, captured, len(pair.needless))
-    return Recording(player, captured.graph, work.pool, tuple(work.generators), log)
+    return Recording(player, captured.graph, work.pool, tuple(work.generators), log, indirection=prepared)
+
+
+def _twins_for(work: Work, request: Request, pair: Pair, watched: Watching, staged: frozenset[int]) -> Prepared | None:
+    """The twins that the plan asks for, or None if it asks for none."""
+    still = {
+        n for n, place in enumerate(work.places) if not place.is_output and place.source in work.facts.static_inputs
+    }
+    forced = request.facts.settings.engine == Engine.INDIRECT.value
+    asked = wanted(forced, pair.found, watched, still, staged, coefficients(work.driver))
+    try:
+        return prepare(watched, asked.places, work.driver) if asked.places else None
+    except BaseException:
+        pair.captured.graph.close()
+        raise
 
 
 def _guarded_replay(player: Player, inputs: Sequence[Any]) -> Any:
@@ -279,12 +329,21 @@ def _unknown_host_work(captured: Captured) -> str | None:
     return f"a {host[0].name} node cannot be executed an extra time to verify it" if host else None
 
 
-def _plan(work: Work, request: Request, captured: Captured, found: Found, staged: frozenset[int]) -> Plan:
+def _plan(
+    work: Work,
+    request: Request,
+    captured: Captured,
+    found: Found,
+    staged: Collection[int],
+    indirect: Collection[int],
+) -> Plan:
     slots = []
     slot_of_buffer: dict[int, int] = {}
     for number, place in enumerate(work.places):
         if number in staged:
             engine = Engine.COPY
+        elif number in indirect:
+            engine = Engine.INDIRECT
         elif not place.is_output and place.source in work.facts.static_inputs:
             engine = Engine.STATIC
         else:
@@ -315,6 +374,6 @@ def _log(work: Work, plan: Plan, captured: Captured, disabled: int) -> Recording
         kernels=kinds[NodeKind.KERNEL.value],
         slots=dict(collections.Counter(slot.engine.value for slot in plan.slots)),
         bindings=sum(len(slot.bindings) for slot in plan.slots),
-        bytes_borrowed=sum(slot.layout.span for slot in inputs if slot.engine is Engine.PATCH),
+        bytes_borrowed=sum(slot.layout.span for slot in inputs if slot.engine in _BORROWING),
         verdict="verified",
     )

@@ -13,6 +13,7 @@ class Engine(enum.Enum):
     """How a replay tells the graph where a slot is."""
 
     PATCH = "patch"  # rewrite the words of the consuming nodes
+    INDIRECT = "indirect"  # kernels read it from a table, which the first node writes; other consumers are rewritten
     COPY = "copy"  # stage through a buffer with a fixed address
     STATIC = "static"  # patch, for a slot that is not expected to move
 

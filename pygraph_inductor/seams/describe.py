@@ -14,6 +14,7 @@ import torch
 from pygraph_inductor.codegen import generated_code
 from pygraph_inductor.codegen.attention_seeds import attention_seeds
 from pygraph_inductor.codegen.generated_code import FunctionText
+from pygraph_inductor.codegen.twin_kernels import TritonTwins
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.reporting.facts import warn_once
 from pygraph_inductor.seams.compilation import Compilation
@@ -54,7 +55,8 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
     namespace = _globals_of(run)
     function = getattr(run, "__name__", "call")
     known = _written_down(namespace)
-    texts = _texts(namespace, declared.source_code)
+    source = declared.source_code or _source_of(namespace)
+    texts = _texts(source)
     text = texts.get(function)
     effects = _effects(known, text, texts.get("call"))
     visible = known.get(function, {}).get("visible")
@@ -78,6 +80,7 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
         capture_sizes=_capture_sizes(),
         skip_dynamic=_graph_option("cudagraph_skip_dynamic_graphs"),
         settings=compilation.settings,
+        twins=TritonTwins(namespace, source) if text and source and declared.device.type == "cuda" else None,
     )
 
 
@@ -138,14 +141,20 @@ def _written_down(namespace: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _texts(namespace: dict[str, Any], source_code: str | None) -> dict[str, FunctionText]:
+def _source_of(namespace: dict[str, Any]) -> str | None:
+    """The text of the module, from its file; None if it cannot be had."""
+    try:
+        with open(namespace["__file__"]) as file:
+            return file.read()
+    except (OSError, KeyError):
+        return None
+
+
+def _texts(source: str | None) -> dict[str, FunctionText]:
     """What the text of the module says about each of its functions; empty if it cannot be read."""
     try:
-        if source_code is None:
-            with open(namespace["__file__"]) as file:
-                source_code = file.read()
-        return generated_code.read(source_code)
-    except (OSError, KeyError, SyntaxError):
+        return generated_code.read(source) if source is not None else {}
+    except SyntaxError:
         return {}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pygraph_inductor import settings
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.function import RecordedFunction
@@ -53,6 +54,7 @@ class HandWritten:
         }
         self._body = body
         kind = facts.pop("kind", "inference")
+        facts.setdefault("settings", settings.current())
         # With `native`, calls go through the launcher in C where it takes them, as compiled functions' calls do.
         self.function = RecordedFunction(
             self.run,

@@ -1,0 +1,197 @@
+"""Twins of Triton kernels: their text, what has none, and that indirection costs no wide load and no register."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pygraph_inductor.codegen.twin import NotIndirectable, parameters_of, twin_of
+from pygraph_inductor.codegen.twin_kernels import TritonTwins, kernel_texts
+from pygraph_inductor.driver.protocol import TWIN
+from tests.unit.fresh_interpreter import ROOT, python
+
+from .assembly import assembled
+from .kernel_shapes import SHAPES, kernels_of
+
+pytestmark = pytest.mark.usefixtures("cuda", "registered")
+CAPABILITIES = (80, 90, 100)
+# What the interpreter, which runs one program after the other, cannot run: they wait for each other.
+WAITING = {"cooperative reduction", "split scan"}
+
+
+def whole_twin(text: str) -> str:
+    """The twin with every argument indirect that can be."""
+    parameters = parameters_of(text)
+    return twin_of(text, [parameters.names[number] for number in parameters.pointers])[1]
+
+
+def example(tmp_path: Path, name: str = "pointwise") -> str:
+    (text,) = kernels_of(SHAPES[name], tmp_path).values()
+    return text
+
+
+def function_of(text: str) -> ast.FunctionDef:
+    return next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name != "fn")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_twin_loads_and_stores_as_widely_and_spills_no_more(shape: str, capability: int, tmp_path: Path) -> None:
+    if shape == "fp8" and capability < 89:
+        pytest.skip("the device has no fp8")
+    for text in kernels_of(SHAPES[shape], tmp_path).values():
+        direct, twin = assembled(text, capability), assembled(whole_twin(text), capability)
+        assert twin.instructions == direct.instructions
+        assert 1 <= twin.loads - direct.loads <= len(parameters_of(text).pointers)
+        assert twin.spilled <= direct.spilled
+
+
+def test_alignment_belongs_to_the_pointer(tmp_path: Path) -> None:
+    """Without it, or with it on the number that is loaded, loads are narrow: the test above would see that."""
+    text = example(tmp_path)
+    wide = assembled(text, 90)
+    assert wide.instructions["load of vectors"]
+    twin = whole_twin(text)
+    hint = re.compile(r"tl\.multiple_of\((.*?), 16\)$", re.MULTILINE)
+    unaligned = hint.sub(r"\1", twin)
+    on_the_number = hint.sub(r"\1", twin).replace("tl.load(in_ptr0)", "tl.multiple_of(tl.load(in_ptr0), 16)", 1)
+    assert unaligned != twin
+    assert assembled(unaligned, 90).instructions != wide.instructions
+    assert assembled(on_the_number, 90).instructions != wide.instructions
+
+
+def test_twin_leaves_the_same_bytes(tmp_path: Path) -> None:
+    """In Triton's interpreter, every shape of kernel, all arguments indirect, and only the first one."""
+    cases: dict[str, Any] = {}
+    for shape, made in SHAPES.items():
+        if shape in WAITING:
+            continue
+        for name, text in kernels_of(made, tmp_path).items():
+            source = (tmp_path / "generated_0.py").read_text()
+            parameters = parameters_of(text)
+            for some in (sorted(parameters.pointers), [min(parameters.pointers)]):
+                twin = twin_of(text, [parameters.names[number] for number in some])[1]
+                case = {"text": text, "twin": twin, "indirect": some, "numbers": numbers_of(source, name)}
+                cases[f"{shape}: {name}, {len(some)} indirect"] = case
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps(cases))
+    done = python(
+        "-m", "tests.codegen.interpreted", str(file), cwd=ROOT, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    assert len(cases) > 40
+
+
+def numbers_of(source: str, kernel: str) -> list[int | None]:
+    """The numbers among the arguments of a kernel's launch; None for a tensor."""
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{kernel}.run"
+    ]
+    return [argument.value if isinstance(argument, ast.Constant) else None for argument in call.args]  # type: ignore[misc]
+
+
+def test_interpreter_sees_a_twin_that_reads_elsewhere(tmp_path: Path) -> None:
+    text = example(tmp_path)
+    twin = whole_twin(text).replace("tl.load(in_ptr1)", "(tl.load(in_ptr1) + 4)")
+    case = {"text": text, "twin": twin, "indirect": [0, 1, 2], "numbers": [None, None, None, 4096]}
+    (tmp_path / "cases.json").write_text(json.dumps({"wrong": case}))
+    done = python(
+        "-m", "tests.codegen.interpreted", str(tmp_path / "cases.json"), cwd=ROOT, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)
+    )
+    assert json.loads(done.stdout) == {"wrong": "the twin leaves other bytes than the kernel"}, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_arguments_and_the_first_lines_differ(shape: str, tmp_path: Path) -> None:
+    for name, text in kernels_of(SHAPES[shape], tmp_path).items():
+        parameters = parameters_of(text)
+        direct = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name)
+        twin = next(
+            n for n in ast.parse(whole_twin(text)).body if isinstance(n, ast.FunctionDef) and n.name == name + TWIN
+        )
+        assert [ast.dump(one) for one in twin.body[len(parameters.pointers) :]] == [
+            ast.dump(one) for one in direct.body
+        ]
+        assert ast.dump(twin.args) == ast.dump(direct.args)
+
+
+def test_arguments_that_are_not_chosen_stay_as_they_were(tmp_path: Path) -> None:
+    name, text = twin_of(example(tmp_path), ["in_ptr1"])
+    assert name.endswith(TWIN) and f"def {name}(" in text
+    assert "'in_ptr0': '*fp32', 'in_ptr1': '*i64', 'out_ptr0': '*fp32'" in text
+    assert "(0,): [['tt.divisibility', 16]], (2,): [['tt.divisibility', 16]]" in text
+
+
+def test_twin_is_never_tuned(tmp_path: Path) -> None:
+    text = whole_twin(example(tmp_path, "looped reduction"))
+    assert "'dynamic_scale_rblock': False" in text
+    assert "'coordinate_descent_tuning': True" not in text
+    tuned = example(tmp_path, "looped reduction").replace(
+        "'dynamic_scale_rblock': True", "'dynamic_scale_rblock': True, 'coordinate_descent_tuning': True"
+    )
+    assert "'coordinate_descent_tuning': False" in whole_twin(tuned)
+
+
+REFUSED = {
+    "it is written by the user": ("triton_heuristics.pointwise(", "triton_heuristics.user_autotune("),
+    "it starts before": ("'launch_pdl': False", "'launch_pdl': True"),
+    "another form": ("'constants': {}", "**{}"),
+    "its text has 0 kernels": ("triton_heuristics.pointwise(", "other.pointwise("),
+    "cannot be read": ("def ", "def def "),
+    "it relies on": ("[['tt.divisibility', 16]]", "[['tt.divisibility', 32]]"),
+    "not a pointer to numbers": ("'in_ptr0': '*fp32'", "'in_ptr0': 'tensordesc<fp32[64]>'"),
+    "told about its arguments": ("'configs': [{", "'configs': [AttrsDescriptor(), {"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_kernel_without_a_twin_is_refused_with_a_reason(reason: str, tmp_path: Path) -> None:
+    old, new = REFUSED[reason]
+    text = example(tmp_path)
+    assert old in text
+    with pytest.raises(NotIndirectable, match=reason):
+        twin_of(text.replace(old, new), ["in_ptr0"])
+
+
+def test_size_of_one_that_is_a_constant_still_counts_as_an_argument(tmp_path: Path) -> None:
+    text = example(tmp_path).replace("'xnumel': 'i32'", "'xnumel': 'constexpr'")
+    assert parameters_of(text).names == ("in_ptr0", "in_ptr1", "out_ptr0", "xnumel")
+
+
+class Kernel:
+    """A kernel of a module that notes its launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def run(self, *args: Any, stream: int) -> None:
+        self.launches.append(args)
+
+
+def test_module_says_which_kernels_it_has(tmp_path: Path) -> None:
+    kernels = kernels_of(SHAPES["atomics"], tmp_path)
+    assert len(kernels) == 2
+    source = (tmp_path / "generated_0.py").read_text()
+    assert kernel_texts(source) == kernels
+    first, second = kernels
+    twins = TritonTwins({first: Kernel(), second: Kernel()}, source)
+    assert twins.refusal(second, 0) is None
+    assert "no pointer" in (twins.refusal(second, 3) or "")
+    assert twins.prepare(first, (0,)) == "it has 0 configurations"  # it never ran
+
+
+def test_launch_without_an_entry_is_the_kernels_own(tmp_path: Path) -> None:
+    (name,) = kernels_of(SHAPES["pointwise"], tmp_path)
+    kernel = Kernel()
+    twins = TritonTwins({name: kernel}, (tmp_path / "generated_0.py").read_text())
+    meant = twins.meanings(lambda kernel, args: {})[name](kernel)
+    meant.run("x", "y", "z", 4096, stream=0)
+    assert kernel.launches == [("x", "y", "z", 4096)]
+    assert meant.launches is kernel.launches

@@ -19,9 +19,20 @@ from pygraph_inductor.seams import declines as _declines  # noqa: E402
 from pygraph_inductor.seams import install as _install  # noqa: E402
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pygraph_inductor import decisions
     from pygraph_inductor.reporting import Report
 
-__all__ = ["config", "disable", "enable", "enabled", "import_seconds", "report"]
+__all__ = ["config", "decisions", "disable", "enable", "enabled", "import_seconds", "report"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "decisions":  # imported when it is asked for: most programs never do
+        import importlib
+
+        return importlib.import_module("pygraph_inductor.decisions")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def enable() -> bool:

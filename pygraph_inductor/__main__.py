@@ -1,4 +1,4 @@
-"""The command line: `pygraph run | demo | doctor | bench`, the same as `python -m pygraph_inductor`.
+"""The command line: `pygraph run | explain | demo | doctor | bench`, the same as `python -m pygraph_inductor`.
 
 By the time this module runs, importing the package has installed it.
 """
@@ -11,12 +11,14 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import runpy
 import sys
 import types
 
 RUN_USAGE = "pygraph run (script.py | -m module) [arguments ...]"
+EXPLAIN_USAGE = "pygraph explain [--json] (script.py | -m module) [arguments ...]"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
         return run(argv[1:])  # before argparse, which would read the script's own options
+    if argv[:1] == ["explain"] and argv[1:2] not in (["-h"], ["--help"]):
+        return explain(argv[1:])
     if argv[:1] == ["bench"]:
         return bench(argv[1:])  # has a parser of its own
     if parser().parse_args(argv).command == "demo":
@@ -39,6 +43,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="command", required=True)
     about_run = "run a script or module as python would, with the package installed first"
     commands.add_parser("run", usage=RUN_USAGE, help=about_run, description=about_run)
+    about_explain = "run a script or module, then show for each function whether a graph pays, and why"
+    commands.add_parser("explain", usage=EXPLAIN_USAGE, help=about_explain, description=about_explain)
     about_demo = "run a transformer from graphs, check it against eager, show one table"
     commands.add_parser("demo", help=about_demo, description=about_demo)
     about_bench = "measure workloads against stock PyTorch (needs the checkout of the sources)"
@@ -56,6 +62,32 @@ def run(arguments: list[str]) -> int:
         print(f"usage: {RUN_USAGE}", file=sys.stderr)
         return 2
     return run_script(arguments[0], arguments)
+
+
+def explain(arguments: list[str]) -> int:
+    """`run`, and then what was decided about each function, as text or as one line of JSON. Also after an error."""
+    as_json = "--json" in arguments[:1]
+    arguments = arguments[1:] if as_json else arguments
+    if not arguments or (arguments[0].startswith("-") and arguments[:1] != ["-m"]) or arguments == ["-m"]:
+        print(f"usage: {EXPLAIN_USAGE}", file=sys.stderr)
+        return 2
+    try:
+        return run(arguments)
+    finally:
+        show_decisions(as_json)
+
+
+def show_decisions(as_json: bool) -> None:
+    """What was decided so far."""
+    import pygraph_inductor
+
+    report = pygraph_inductor.report()
+    if as_json:
+        print(json.dumps(report.to_dict()))
+        return
+    from pygraph_inductor.reporting import table
+
+    table.console().print(table.decisions_table(report.functions))
 
 
 def bench(arguments: list[str]) -> int:

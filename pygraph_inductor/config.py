@@ -24,6 +24,22 @@ engine: str = environment.word("engine", "auto")
 # Who manages graphs: "borrowed" is this package, "trees" is stock PyTorch's torch._inductor.cudagraph_trees.
 graph_manager: str = environment.word("graph_manager", "borrowed")
 
+# Measure, for each recording, whether the graph pays, and call plainly where it does not. Off: every recording is used.
+selection: bool = environment.flag("selection", True)
+
+# What a call costs when variants are compared: "latency" is one call at a time, "throughput" is calls in flight, "auto"
+# is the larger of its time on the host and on the device.
+objective: str = environment.word("objective", "auto")
+
+# The part of a call's cost that a graph has to save to be worth its memory.
+min_gain: float = environment.fraction("min_gain", 0.02)
+
+# What measuring may cost, as a part of the time that recording took. A few rounds are always measured.
+measure_budget: float = environment.fraction("measure_budget", 0.02)
+
+# Bytes that the intermediates of all graphs of one stream may take. A recording beyond it is given up. 0: no limit.
+max_graph_memory: int = environment.number("max_graph_memory", 0)
+
 # Recordings kept per function, one per combination of shapes, numbers and aliasing. The least recently used goes.
 max_recordings: int = environment.number("max_recordings", 64)
 

@@ -16,6 +16,7 @@ PREFIX = "PYGRAPH_"
 CHOICES: dict[str, tuple[str, ...]] = {
     "engine": ("auto", "patch", "indirect", "copy"),
     "graph_manager": ("borrowed", "trees"),
+    "objective": ("auto", "latency", "throughput"),
 }
 
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
@@ -55,6 +56,21 @@ def number(knob: str, default: int) -> int:
         value = -1
     if value < 0:
         _refuse(knob, text, "a whole number of at least 0", default)
+        return default
+    return value
+
+
+def fraction(knob: str, default: float) -> float:
+    """A knob that is a part of something: from 0 to 1."""
+    text = os.environ.get(variable(knob))
+    if text is None:
+        return default
+    try:
+        value = float(text.strip())
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        _refuse(knob, text, "a number from 0 to 1", default)
         return default
     return value
 

@@ -22,6 +22,11 @@ class Settings:
     max_recordings: int = 64
     max_verify_bytes: int = 8 << 30
     strict: bool = False
+    selection: bool = True
+    objective: str = "auto"
+    min_gain: float = 0.02
+    measure_budget: float = 0.02
+    max_graph_memory: int = 0
 
 
 def current() -> Settings:
@@ -31,6 +36,11 @@ def current() -> Settings:
         max_recordings=config.max_recordings,
         max_verify_bytes=config.max_verify_bytes,
         strict=config.strict,
+        selection=config.selection,
+        objective=_word("objective", "auto"),
+        min_gain=config.min_gain,
+        measure_budget=config.measure_budget,
+        max_graph_memory=config.max_graph_memory,
     )
 
 

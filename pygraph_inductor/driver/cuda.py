@@ -22,12 +22,14 @@ from pygraph_inductor.driver.protocol import (
     NodeKind,
     RandomState,
     Reservation,
+    Stopwatch,
     T,
     Twins,
     UpdateRefused,
     no_collection,
 )
 from pygraph_inductor.driver.stand_ins import AllocatedRange, MappedRange, supports_mapping
+from pygraph_inductor.driver.stopwatch import EventStopwatch, identity_of
 from pygraph_inductor.driver.table import CudaTable
 
 # torch's stubs do not know it; generated code allocates with it.
@@ -153,6 +155,16 @@ class CudaDriver:
 
     def guard(self) -> Any:
         return torch.cuda.device(self.device)
+
+    def stopwatch(self) -> Stopwatch | None:
+        return EventStopwatch()
+
+    def identity(self) -> dict[str, str]:
+        return identity_of(self.device)
+
+    def pool_bytes(self, pool: Any) -> int:
+        segments = torch.cuda.memory_snapshot(pool, include_traces=False)
+        return sum(segment["total_size"] for segment in segments)
 
     def capture(
         self,

@@ -186,6 +186,29 @@ class Graph(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Timing:
+    """What one call took, in ns of the host's and of the device's clock.
+
+    `behind`: when the call began, the device had not finished what it was given before.
+    """
+
+    host_ns: int
+    device_ns: int
+    behind: bool
+
+
+class Stopwatch(Protocol):
+    """Times one call on the current stream, without ever waiting for the device."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def read(self) -> Timing | None:
+        """What the call took; None as long as the device is not done with it."""
+
+
 class Driver(Protocol):
     """One device."""
 
@@ -260,6 +283,15 @@ class Driver(Protocol):
 
     def release_cached(self) -> None:
         """Give memory that is merely cached back (before an out-of-memory is taken as final)."""
+
+    def stopwatch(self) -> Stopwatch | None:
+        """A new stopwatch; None where the device has no clock, so that nothing can be measured."""
+
+    def identity(self) -> dict[str, str]:
+        """What times measured on this device hold for: its model, its clocks, its driver."""
+
+    def pool_bytes(self, pool: Any) -> int:
+        """How much memory a pool has taken from the device."""
 
     def guard(self) -> Any:
         """A context manager under which this device is current."""

@@ -28,6 +28,7 @@ from pygraph_inductor.driver.protocol import (
     Node,
     RandomState,
     Reservation,
+    Stopwatch,
     T,
     UpdateRefused,
 )
@@ -192,11 +193,20 @@ class SimulatedDriver:
         self.device = device or torch.device("cpu")
         self.arena = Arena()
         self.faults = Faults()
+        # Makes stopwatches, for tests that say how long things take.
+        self.clock: Callable[[], Stopwatch] | None = None
         # (the stream that waits, the stream it waits for), in order: what `follow` was asked.
         self.waits: list[tuple[Hashable, Hashable]] = []
 
     def guard(self) -> Any:
         return contextlib.nullcontext()
+
+    def stopwatch(self) -> Stopwatch | None:
+        # Real times would say nothing: a simulated replay costs what launching its kernels costs.
+        return self.clock() if self.clock is not None else None
+
+    def identity(self) -> dict[str, str]:
+        return {"device": self.name, "clocks": "", "driver": ""}
 
     def capture(
         self,
@@ -235,6 +245,9 @@ class SimulatedDriver:
 
     def new_pool(self) -> MemoryPool:
         return self.arena.new_pool()
+
+    def pool_bytes(self, pool: Any) -> int:
+        return sum(end - start for start, end in pool.ranges())
 
     def pool_ranges(self, pool: Any) -> list[tuple[int, int]]:
         return pool.ranges()

@@ -56,3 +56,6 @@ class Facts:
     settings: Settings = field(default_factory=Settings)
     # Twins of the kernels among `namespace`, which take addresses of addresses. None: the driver has them, or nobody.
     twins: Twins | None = None
+    # Names the generated code, alike in every process; and the folder where decisions about it are kept. None: nowhere.
+    graph_hash: str | None = None
+    decisions_folder: str | None = None

@@ -1,12 +1,14 @@
 """One compiled function over its life: plain call, recording, replays; and every way back to the plain call.
 
-What the seam at `cudagraphify` returns. A key is recorded on its second call and replayed from then on.
+What the seam at `cudagraphify` returns. A key is recorded on its second call. Some calls are then answered in turns by
+the graph and plainly (`selection`), until it is known which pays; from then on by that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -15,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver
+from pygraph_inductor.driver.protocol import Driver, Stopwatch
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.inputs import Call, Overlaps, Refusal, examine, overlaps
 from pygraph_inductor.recording.plain import run_plainly
@@ -26,12 +28,18 @@ from pygraph_inductor.replay.plan import Layout
 from pygraph_inductor.replay.player import ReplayFailed
 from pygraph_inductor.reporting import FunctionFacts
 from pygraph_inductor.reporting.facts import register, warn_once
+from pygraph_inductor.selection.classes import numbers_of
+from pygraph_inductor.selection.drift import Watch
+from pygraph_inductor.selection.judge import Variant
+from pygraph_inductor.selection.measuring import Measurement, Turn
+from pygraph_inductor.selection.selector import Choice, Selector
 
 _STRICT = "pygraph_inductor.config.strict = True raises instead"
 _CROWDED = "more shapes come in turn than config.max_recordings allows recordings"
 _NO_MEMORY = "out of memory for what a replay allocates"
 _ATTEMPTS = 3  # at recording one key, where the failure may pass (memory, writes found late)
 _WORTHWHILE = 32  # replays that make up for a recording, also where it is lost later
+_ASIDE = object()  # what `Recording.alone` returns where the launcher does not take a call
 _KEYS_PER_RECORDING = 8  # how many keys are remembered for each recording that may be kept
 
 
@@ -40,6 +48,11 @@ class _Seen:
     """A key that was called plainly; `failures` counts attempts to record it, and recordings lost before they paid."""
 
     failures: int = 0
+
+
+@dataclass(frozen=True)
+class _Chosen(Refusal):
+    """A key whose graph does not pay."""
 
 
 _Entry = _Seen | Recording | Refusal
@@ -54,6 +67,9 @@ class RecordedFunction:
         self._facts = facts
         self._driver = driver
         self._log = register(FunctionFacts(facts.name, facts.kind, facts.source, str(facts.device)), self.refresh)
+        self._selector = Selector(facts, driver, self._log)
+        # What looks back at the choice of the plain call, by the int inputs of the calls it holds for.
+        self._plain_by_choice: dict[tuple[int, ...], Watch | None] = {}
         self._front: Callable[[], Any | None] = lambda: None
         self._replays_of_retired = 0
         # Guards the entries. No other lock is taken while it is held; a pool's lock may be held when it is taken.
@@ -82,6 +98,14 @@ class RecordedFunction:
         """Bring the reported counts up to date."""
         with self._lock:
             recordings = [entry for entry in self._entries.values() if isinstance(entry, Recording)]
+            measured = [
+                (key, entry.measurement)
+                for key, entry in self._entries.items()
+                if isinstance(entry, Recording) and entry.measurement is not None
+            ]
+        for key, measurement in measured:
+            self._selector.show(_call_key(key), measurement)
+        with self._lock:
             self._log.replays = self._replays_of_retired + sum(recording.count() for recording in recordings)
             self._log.calls = self._log.plain_calls + self._log.replays
 
@@ -95,6 +119,8 @@ class RecordedFunction:
         """One call; consumes `inputs`. Raises what the function raises."""
         if self._refusal is not None:
             return self._plain(inputs, self._refusal)
+        if self._plain_by_choice and (numbers := numbers_of(inputs)) in self._plain_by_choice:
+            return self._chosen_plain(inputs, numbers)
         with self._driver.guard():
             try:
                 return self._call(inputs)
@@ -125,8 +151,15 @@ class RecordedFunction:
             else:
                 entry = Refusal("Inductor's options exclude it: cudagraph_skip_dynamic_graphs, cudagraph_capture_sizes")
         if isinstance(entry, Recording):
+            if entry.measurement is not None:
+                return self._measured(inputs, key, entry, entry.measurement)
+            if entry.watch is not None:
+                return self._replay_watched(inputs, key, entry)
             return self._replay(inputs, key, entry)
         if isinstance(entry, _Seen):
+            choice = self._known_choice(key)
+            if choice is not None and choice.is_plain:
+                return self._choose_plain(inputs, key, choice)
             return self._record(inputs, key)
         if entry is not None and entry.reason == _CROWDED:
             knob = "raise pygraph_inductor.config.max_recordings"
@@ -230,6 +263,8 @@ class RecordedFunction:
             result = player.launch(inputs, prepared)
             recording.replayed_in_python()
         front = self._front()
+        if recording.measurement is not None:
+            front = None  # every call has to come here
         if front is not None and recording.launcher is not None and not front.holds(recording.launcher):
             front.add(recording.launcher)  # the next such call need not come here
         inputs.clear()
@@ -257,7 +292,10 @@ class RecordedFunction:
         checked = sorted(self._positions_to_align(inputs))
         request = Request(self._run, self._facts, self._driver, pool, tuple(inputs), call, checked, self._written)
         inputs.clear()
+        started = time.perf_counter_ns()
         attempt = record(request)
+        if attempt.recording is not None:
+            self._begin_selection(attempt, key, time.perf_counter_ns() - started)
         if attempt.recording is not None and self._front() is not None:
             self._give_launcher(attempt.recording, request)
         self._settle(key, attempt)
@@ -277,7 +315,13 @@ class RecordedFunction:
             reason = f"{type(error).__name__}: {error}"
             warn_once(self._facts, reason, "its replays go through Python, which is slower")
         front = self._front()
-        if recording.launcher is not None and front is not None:
+        if recording.launcher is None or front is None:
+            return
+        alone = recording.alone = type(front)(_step_aside)
+        alone.add(recording.launcher)
+        if recording.watch is not None:
+            recording.launcher.sample(recording.watch.every)
+        if recording.measurement is None:
             front.add(recording.launcher)
 
     def _settle(self, key: Hashable, attempt: Attempt) -> None:
@@ -323,11 +367,174 @@ class RecordedFunction:
         warn_once(self._facts, reason, "this call ran without a graph", _STRICT)
         return self._plain(inputs, Refusal(reason))
 
+    # -- whether the graph pays
+
+    def _begin_selection(self, attempt: Attempt, key: Hashable, recording_ns: int) -> None:
+        """A new recording is measured, unless something is known about calls like these."""
+        recording = attempt.recording
+        assert recording is not None
+        recording.took_ns = recording_ns
+        try:
+            found = self._selector.begin(_call_key(key), recording_ns, recording.pool.nbytes)
+            if isinstance(found, Measurement):
+                recording.measurement = found
+            elif found is not None and found.is_plain:
+                attempt.recording, attempt.refusal = None, Refusal(found.reason)
+                recording.close()
+            elif found is not None:
+                recording.watch = self._selector.watch(found, _call_key(key))
+        except Exception as error:
+            self._not_selected(error)
+
+    def _known_choice(self, key: Hashable) -> Choice | None:
+        try:
+            return self._selector.known(_call_key(key))
+        except Exception as error:
+            self._not_selected(error)
+            return None
+
+    def _not_selected(self, error: Exception) -> None:
+        if self._facts.settings.strict:
+            raise error
+        warn_once(self._facts, f"{type(error).__name__}: {error}", "its graph is used without measuring", _STRICT)
+
+    def _measured(self, inputs: list[Any], key: Hashable, recording: Recording, measurement: Measurement) -> Any:
+        """A call before the choice: answered once, by the variant whose turn it is."""
+        try:
+            turn = self._selector.next(_call_key(key), measurement)
+            if isinstance(turn, Turn) and turn.stopwatch is not None:
+                turn.stopwatch.start()
+        except Exception as error:
+            return self._after_error(inputs, error)
+        if isinstance(turn, Choice):
+            return self._chosen(inputs, key, recording, turn)
+        try:
+            if turn.variant is Variant.PLAIN:
+                result = self._plain(inputs)
+            else:
+                result = self._by_graph(inputs, key, recording)
+        except BaseException:
+            measurement.lost(turn)
+            raise
+        if turn.stopwatch is not None and _stopped(turn.stopwatch):
+            measurement.done(turn)
+        else:
+            measurement.lost(turn)
+        return result
+
+    def _by_graph(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
+        """As the call will be answered once the launcher stands in front."""
+        if recording.alone is not None and (result := recording.alone(inputs)) is not _ASIDE:
+            return result
+        return self._replay(inputs, key, recording)
+
+    def _chosen(self, inputs: list[Any], key: Hashable, recording: Recording, choice: Choice) -> Any:
+        """The measurement is over."""
+        if choice.is_plain:
+            return self._choose_plain(inputs, key, choice)
+        recording.measurement = None
+        recording.watch = self._selector.watch(choice, _call_key(key))
+        if recording.launcher is not None and recording.watch is not None:
+            recording.launcher.sample(recording.watch.every)
+        return self._replay(inputs, key, recording)
+
+    def _choose_plain(self, inputs: list[Any], key: Hashable, choice: Choice) -> Any:
+        """Give a recording up, if there is one, and let later calls come by here quickly."""
+        refusal = _Chosen(choice.reason)
+        watch = self._selector.watch(choice, _call_key(key))
+        with self._lock:
+            self._remember(key, refusal)
+            if len(self._plain_by_choice) >= max(self._facts.settings.max_recordings, 1) * _KEYS_PER_RECORDING:
+                self._plain_by_choice.clear()
+            self._plain_by_choice[numbers_of(inputs)] = watch
+        return self._plain(inputs, refusal)
+
+    def _chosen_plain(self, inputs: list[Any], numbers: tuple[int, ...]) -> Any:
+        """A call whose graph does not pay: nothing is looked at but its sizes. One in many is timed."""
+        watch = self._plain_by_choice.get(numbers)
+        if watch is None or not watch.is_due():
+            return self._plain(inputs)
+        with self._driver.guard():
+            stopwatch = None
+            try:
+                if not self._driver.is_capturing():
+                    if watch.has_drifted():
+                        self._examine_again(inputs, numbers)
+                    elif (stopwatch := watch.stopwatch()) is not None:
+                        stopwatch.start()
+            except Exception as error:
+                return self._after_error(inputs, error)
+            result = self._plain(inputs)
+            if stopwatch is not None and _stopped(stopwatch):
+                watch.done(stopwatch)
+            return result
+
+    def _replay_watched(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
+        """A call that the launcher left to Python, one in many on purpose: it is timed."""
+        watch = recording.watch
+        stopwatch = None
+        try:
+            if watch is not None and (recording.alone is not None or watch.is_due()):
+                if watch.has_drifted():
+                    self._measure_again(key, recording)
+                elif (stopwatch := watch.stopwatch()) is not None:
+                    stopwatch.start()
+        except Exception as error:
+            return self._after_error(inputs, error)
+        result = self._by_graph(inputs, key, recording)
+        if watch is not None and stopwatch is not None and _stopped(stopwatch):
+            watch.done(stopwatch)
+        return result
+
+    def _measure_again(self, key: Hashable, recording: Recording) -> None:
+        """Replays have come to cost something else."""
+        self._selector.examine_again(_call_key(key))
+        found = self._selector.begin(_call_key(key), recording.took_ns, recording.pool.nbytes)
+        if not isinstance(found, Measurement):
+            return
+        recording.watch, recording.measurement = None, found
+        front = self._front()
+        if recording.launcher is not None:
+            recording.launcher.sample(0)
+            if front is not None:
+                front.remove(recording.launcher)
+
+    def _examine_again(self, inputs: list[Any], numbers: tuple[int, ...]) -> None:
+        """Plain calls have come to cost something else: the next call records, and then it is measured."""
+        key = self._key(inputs)
+        with self._lock:
+            self._plain_by_choice.pop(numbers, None)
+            for old in [old for old, entry in self._entries.items() if isinstance(entry, _Chosen)]:
+                self._retire(old)
+            if not isinstance(key, Refusal):
+                self._remember(key, _Seen())
+        if not isinstance(key, Refusal):
+            self._selector.examine_again(_call_key(key))
+
     def _positions_to_align(self, inputs: Sequence[Any]) -> frozenset[int]:
         if self._checked is None:
             checked = self._facts.checked_inputs
             self._checked = frozenset(checked(inputs) if callable(checked) else checked)
         return self._checked
+
+
+def _call_key(key: Hashable) -> tuple[Hashable, ...]:
+    """What `examine` saw, out of a key of ours."""
+    assert isinstance(key, tuple)
+    return key[0]
+
+
+def _step_aside(inputs: list[Any]) -> Any:
+    return _ASIDE
+
+
+def _stopped(stopwatch: Stopwatch) -> bool:
+    """Stop it; whether that worked. The call has its answer already, which must not be lost."""
+    try:
+        stopwatch.stop()
+    except Exception:
+        return False
+    return True
 
 
 def _overlaps_of(inputs: Sequence[Any], call: Call) -> Overlaps:

@@ -53,6 +53,10 @@ class Pool:
             self._handle = self._driver.new_pool()
         return self._handle
 
+    def nbytes(self) -> int:
+        """What it has taken from the device."""
+        return self._driver.pool_bytes(self._handle) if self._handle is not None else 0
+
     def adopt(self, graph: Graph) -> None:
         """Note a graph that was captured into the pool."""
         self._graphs.add(graph)

@@ -32,6 +32,8 @@ from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer
 from pygraph_inductor.reporting import RecordingFacts
 from pygraph_inductor.reporting.facts import warn_once
 from pygraph_inductor.selection.calibration import coefficients
+from pygraph_inductor.selection.drift import Watch
+from pygraph_inductor.selection.measuring import Measurement
 
 _INDIRECT = ("auto", Engine.INDIRECT.value)
 _BORROWING = (Engine.PATCH, Engine.INDIRECT)
@@ -49,6 +51,12 @@ class Recording:
     log: RecordingFacts
     launcher: Any | None = None
     indirection: Prepared | None = None  # the graph runs kernels of modules that go when their twins go
+    # A callable in front of the launcher alone, for calls that are timed.
+    alone: Callable[[list[Any]], Any] | None = None
+    # While it is not decided whether it pays; afterwards what looks back at the decision.
+    measurement: Measurement | None = None
+    watch: Watch | None = None
+    took_ns: int = 0  # to record it
     closed: bool = False
     failures: int = 0  # of its key, before
     python_replays: int = 0

@@ -115,6 +115,7 @@ typedef struct {
     PyObject *after; /* called with the inputs after the launch, or None */
     PyObject *usual; /* where there is no device: whether the current stream is the usual one, or None */
     uint64_t calls, updates, last_used;
+    uint64_t sample_every, sample_at; /* at so many calls it steps aside once, so that Python can look; 0: never */
 } Launcher;
 
 /* ---- one call */
@@ -455,6 +456,10 @@ static void unlock(Launcher *self)
 static int try_launch(Launcher *self, PyObject *list, PyObject **result)
 {
     int locked = 0;
+    if (self->sample_every && self->calls >= self->sample_at) {
+        self->sample_at = self->calls + self->sample_every;
+        return 0;
+    }
     /* Another thread may be between its update and its launch: the launch gives up the interpreter's lock. */
     if (self->closed || !on_the_usual_stream(self) || !call_quietly(self->acquire, Py_False, &locked) || !locked)
         return 0;
@@ -663,7 +668,18 @@ static PyObject *launcher_counts(Launcher *self, PyObject *unused)
     return Py_BuildValue("KKK", self->calls, self->updates, self->last_used);
 }
 
+static PyObject *launcher_sample(Launcher *self, PyObject *every)
+{
+    unsigned long long count = PyLong_AsUnsignedLongLong(every);
+    if (PyErr_Occurred())
+        return NULL;
+    self->sample_every = count;
+    self->sample_at = self->calls + count;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef launcher_methods[] = {
+    {"sample", (PyCFunction)launcher_sample, METH_O, "Step aside once in so many calls; 0: never."},
     {"close", (PyCFunction)launcher_close, METH_NOARGS, "Answer no call from now on."},
     {"counts", (PyCFunction)launcher_counts, METH_NOARGS, "Calls answered, nodes updated, monotonic time of the last call in ns."},
     {NULL, NULL, 0, NULL},

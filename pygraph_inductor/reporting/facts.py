@@ -36,6 +36,31 @@ class RecordingFacts:
 
 
 @dataclass
+class VariantFacts:
+    """What timing calls said about one way to answer them; medians, and the median distance from them."""
+
+    name: str
+    rounds: int
+    host_us: float
+    device_us: float
+    cost_us: float
+    spread_us: float  # of the cost
+
+
+@dataclass
+class DecisionFacts:
+    """Whether calls of one size class come from a graph, and why."""
+
+    sizes: str
+    chosen: str = ""  # a variant's name; empty while it is measured
+    reason: str = "being measured"
+    origin: str = ""  # "measured", "stored", "pinned", "not measured"
+    variants: list[VariantFacts] = field(default_factory=list)
+    digest: str = ""  # by which pygraph_inductor.decisions knows it; empty if it is not kept
+    examinations: int = 0  # how often it was measured again because calls had come to cost something else
+
+
+@dataclass
 class FunctionFacts:
     """One callable that was handed to us: a graph, its forward or backward, or a partition of it."""
 
@@ -49,10 +74,13 @@ class FunctionFacts:
     recordings: list[RecordingFacts] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)  # why calls were plain, each once
     retired: int = 0  # recordings given up
+    decisions: list[DecisionFacts] = field(default_factory=list)  # one per size class
 
     @property
     def verdict(self) -> str:
         """How the function ended up being called, in a few words."""
+        if self.decisions and not self.recordings and self.decisions[-1].chosen == "plain":
+            return f"plain: {self.decisions[-1].reason}"
         if self.replays:
             return "replayed"
         if self.recordings:
@@ -71,7 +99,11 @@ class FunctionFacts:
         recordings = [
             dataclasses.replace(one, nodes=dict(one.nodes), slots=dict(one.slots)) for one in list(self.recordings)
         ]
-        return dataclasses.replace(self, recordings=recordings, reasons=list(self.reasons))
+        decisions = [
+            dataclasses.replace(one, variants=[dataclasses.replace(variant) for variant in one.variants])
+            for one in list(self.decisions)
+        ]
+        return dataclasses.replace(self, recordings=recordings, reasons=list(self.reasons), decisions=decisions)
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as JSON-able data, verdict included."""

@@ -50,6 +50,33 @@ def functions_table(functions: Iterable[FunctionFacts]) -> Table:
     return table
 
 
+def decisions_table(functions: Iterable[FunctionFacts]) -> Table:
+    """One row per variant that was timed, grouped by function and size class; medians, and the choice."""
+    table = Table(title="graph or plain call", title_justify="left")
+    for heading in ("graph", "sizes", "variant"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("rounds", "host µs", "device µs", "cost µs", "spread µs"):
+        table.add_column(heading, justify="right")
+    for heading in ("chosen", "why"):
+        table.add_column(heading, overflow="fold")
+    for function in functions:
+        for decision in function.decisions:
+            chosen = decision.chosen or "not yet"
+            why = f"{decision.origin}: {decision.reason}" if decision.origin else decision.reason
+            head = (function.name, decision.sizes or "-")
+            if not decision.variants:
+                add_text_row(table, *head, *["-"] * 6, chosen, why)
+            for number, variant in enumerate(decision.variants):
+                figures = (variant.host_us, variant.device_us, variant.cost_us, variant.spread_us)
+                cells = (variant.name, str(variant.rounds), *(f"{figure:.1f}" for figure in figures))
+                add_text_row(
+                    table, *(head if number == 0 else ("", "")), *cells, *([chosen, why] if number == 0 else [])
+                )
+        if not function.decisions:
+            add_text_row(table, function.name, *["-"] * 7, "-", function.verdict)
+    return table
+
+
 def add_text_row(table: Table, *cells: str) -> None:
     """Add a row whose cells are shown as they are: rich would read `[…]` in a name as markup."""
     table.add_row(*(Text(cell) for cell in cells))

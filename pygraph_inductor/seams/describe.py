@@ -17,6 +17,7 @@ from pygraph_inductor.codegen.generated_code import FunctionText
 from pygraph_inductor.codegen.twin_kernels import TritonTwins
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.reporting.facts import warn_once
+from pygraph_inductor.seams import identity
 from pygraph_inductor.seams.compilation import Compilation
 from pygraph_inductor.seams.places import place_of
 
@@ -80,6 +81,8 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
         capture_sizes=_capture_sizes(),
         skip_dynamic=_graph_option("cudagraph_skip_dynamic_graphs"),
         settings=compilation.settings,
+        graph_hash=identity.graph_hash(source, function, declared.kind, sorted(declared.static_inputs)),
+        decisions_folder=identity.decisions_folder(),
         twins=TritonTwins(namespace, source) if text and source and declared.device.type == "cuda" else None,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.gpu import comparing
+from tests.without_clock import take_clocks_away
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,6 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "slow: minutes instead of seconds; runs with SLOW_TESTS=1",
         "model: a whole model, forward and backward",
         "real_seam: the test needs the seam as installed, not the switchable one",
+        "measured: it is measured whether graphs pay; without this mark every recording is used",
     ):
         config.addinivalue_line("markers", marker)
 
@@ -33,6 +35,12 @@ def all_cores_compile() -> None:
 
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     config.compile_threads = max(1, min(16, (os.cpu_count() or 1) // workers))
+
+
+@pytest.fixture(autouse=True)
+def every_recording_is_used(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.node.get_closest_marker("measured"):
+        take_clocks_away(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,234 @@
+"""The choices of one function: what is known about a size class, what has to be measured, what came of it.
+
+`recording.function` asks it before it records, and once it has recorded; nothing here is on the way of a replay.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pygraph_inductor.driver.protocol import Driver
+from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.replay import native
+from pygraph_inductor.reporting.facts import DecisionFacts, FunctionFacts, VariantFacts
+from pygraph_inductor.selection.classes import size_class
+from pygraph_inductor.selection.drift import Watch
+from pygraph_inductor.selection.judge import Measured, Rules, Variant, Verdict
+from pygraph_inductor.selection.measuring import Measurement, Turn
+from pygraph_inductor.selection.store import Key, Store, Stored
+
+CHOICES = frozenset(variant.value for variant in Variant)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the calls of a size class are answered. `cost_ns` is 0 where nothing was measured."""
+
+    variant: Variant
+    reason: str
+    origin: str
+    cost_ns: float = 0.0
+    table: tuple[Measured, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        return self.variant is Variant.PLAIN
+
+
+class Selector:
+    """Chooses between the plain call and the graph for one function."""
+
+    def __init__(self, facts: Facts, driver: Driver, log: FunctionFacts) -> None:
+        self._facts = facts
+        self._driver = driver
+        self._log = log
+        self._rules = Rules(facts.settings.objective, facts.settings.min_gain)
+        self._choices: dict[str, Choice] = {}
+        self._decisions: dict[str, DecisionFacts] = {}
+        # Classes whose choice is taken again, by how often; what was chosen before.
+        self._examinations: dict[str, int] = {}
+        self._incumbents: dict[str, Variant] = {}
+        self._lock = threading.Lock()
+
+    def known(self, call_key: tuple[Hashable, ...]) -> Choice | None:
+        """The choice for calls of this key, if this process or an earlier one has made it."""
+        if not self._facts.settings.selection or _ranks() > 1:
+            return None
+        sizes = size_class(call_key)
+        with self._lock:
+            choice = self._choices.get(sizes)
+            if choice is None and sizes not in self._examinations and (found := self._stored(sizes)) is not None:
+                choice = self._choices[sizes] = found
+                self._note(sizes, choice)
+            return choice
+
+    def begin(
+        self, call_key: tuple[Hashable, ...], recording_ns: int, pool_bytes: Callable[[], int]
+    ) -> Measurement | Choice | None:
+        """For a new recording: a measurement, or the choice where there is nothing to measure; None: not our business.
+
+        `recording_ns` is how long it took to record, `pool_bytes` tells what its pool has taken from the device.
+        """
+        settings = self._facts.settings
+        if not settings.selection:
+            return None
+        sizes = size_class(call_key)
+        if (ranks := _ranks()) > 1:
+            return self._unmeasured(sizes, f"nothing is decided on one of {ranks} ranks alone")
+        if settings.max_graph_memory and (taken := pool_bytes()) > settings.max_graph_memory:
+            limit = f"config.max_graph_memory allows {settings.max_graph_memory}"
+            return Choice(Variant.PLAIN, f"with it graphs would take {taken} bytes, {limit}", "not measured")
+        if (choice := self.known(call_key)) is not None:
+            return choice
+        if self._driver.stopwatch() is None:
+            return self._unmeasured(sizes, "the device has no clock")
+        with self._lock:
+            self._decision(sizes)
+            budget = settings.measure_budget * recording_ns
+            variants = (Variant.GRAPH, Variant.PLAIN)
+            return Measurement(self._driver, variants, self._rules, budget, self._incumbents.get(sizes))
+
+    def next(self, call_key: tuple[Hashable, ...], measurement: Measurement) -> Turn | Choice:
+        """How the next call of a key that is being measured is answered, or the choice."""
+        sizes = size_class(call_key)
+        with self._lock:
+            choice = self._choices.get(sizes)  # by another key of the class
+        if choice is not None:
+            return choice
+        turn = measurement.next()
+        return self._conclude(sizes, turn) if isinstance(turn, Verdict) else turn
+
+    def watch(self, choice: Choice, call_key: tuple[Hashable, ...]) -> Watch | None:
+        """What looks back at a choice; None where it cannot change."""
+        if choice.origin in ("pinned", "not measured") or self._driver.stopwatch() is None:
+            return None
+        with self._lock:
+            examinations = self._examinations.get(size_class(call_key), 0)
+        return Watch(self._driver, self._rules.objective, choice.cost_ns, examinations)
+
+    def examine_again(self, call_key: tuple[Hashable, ...]) -> None:
+        """Calls of this key have come to cost something else: what was chosen counts no more than a little."""
+        sizes = size_class(call_key)
+        with self._lock:
+            before = self._choices.pop(sizes, None)
+            if before is not None:
+                self._incumbents[sizes] = before.variant
+                self._examinations[sizes] = self._examinations.get(sizes, 0) + 1
+                decision = self._decision(sizes)
+                decision.examinations = self._examinations[sizes]
+                decision.chosen, decision.reason = "", "being measured again"
+
+    def show(self, call_key: tuple[Hashable, ...], measurement: Measurement) -> None:
+        """Bring what is reported about a measurement under way up to date."""
+        with self._lock:
+            self._decision(size_class(call_key)).variants = _shown(measurement.table())
+
+    def _unmeasured(self, sizes: str, reason: str) -> Choice:
+        choice = Choice(Variant.GRAPH, reason, "not measured")
+        with self._lock:
+            self._note(sizes, choice)
+        return choice
+
+    def _conclude(self, sizes: str, verdict: Verdict) -> Choice:
+        choice = Choice(verdict.chosen, verdict.reason, "measured", verdict.cost.median, verdict.table)
+        with self._lock:
+            if sizes in self._choices:  # another thread was faster
+                return self._choices[sizes]
+            self._choices[sizes] = choice
+            self._note(sizes, choice)
+        store, key = self._store(), self._key(sizes)
+        if store is not None and key is not None:
+            store.write(Stored(key, self._facts.name, choice.variant.value, choice.reason, choice.cost_ns))
+        return choice
+
+    # -- what is reported; these need the lock
+
+    def _decision(self, sizes: str) -> DecisionFacts:
+        if sizes not in self._decisions:
+            self._decisions[sizes] = DecisionFacts(_brief(sizes))
+            self._log.decisions.append(self._decisions[sizes])
+        return self._decisions[sizes]
+
+    def _note(self, sizes: str, choice: Choice) -> None:
+        decision = self._decision(sizes)
+        decision.chosen, decision.reason, decision.origin = choice.variant.value, choice.reason, choice.origin
+        if choice.table:
+            decision.variants = _shown(choice.table)
+        key = self._key(sizes) if choice.origin != "not measured" and self._store() is not None else None
+        decision.digest = key.digest if key is not None else ""
+
+    # -- what is kept
+
+    def _store(self) -> Store | None:
+        folder = self._facts.decisions_folder
+        return Store(Path(folder), CHOICES) if folder is not None and self._facts.graph_hash is not None else None
+
+    def _key(self, sizes: str) -> Key | None:
+        if self._facts.graph_hash is None:
+            return None
+        settings = self._facts.settings
+        return Key(
+            {
+                "graph": self._facts.graph_hash,
+                "sizes": sizes,
+                **self._driver.identity(),
+                **_versions(),
+                "launcher": "C" if native.module() is not None else "Python",
+                "engine": settings.engine,
+                "objective": settings.objective,
+                "min_gain": repr(settings.min_gain),
+            }
+        )
+
+    def _stored(self, sizes: str) -> Choice | None:
+        store, key = self._store(), self._key(sizes)
+        found = store.read(key) if store is not None and key is not None else None
+        if found is None:
+            return None
+        return Choice(Variant(found.chosen), found.reason, "pinned" if found.pinned else "stored", found.cost_ns)
+
+
+def _brief(sizes: str) -> str:
+    """The first inputs of a size class."""
+    parts = sizes.split("; ")
+    return sizes if len(parts) <= 4 else "; ".join([*parts[:4], f"… {len(parts)} inputs"])
+
+
+def _shown(table: tuple[Measured, ...]) -> list[VariantFacts]:
+    return [
+        VariantFacts(
+            name=one.variant.value,
+            rounds=one.cost.count,
+            host_us=round(one.host.median / 1e3, 2),
+            device_us=round(one.device.median / 1e3, 2),
+            cost_us=round(one.cost.median / 1e3, 2),
+            spread_us=round(one.cost.deviation / 1e3, 2),
+        )
+        for one in table
+    ]
+
+
+def _ranks() -> int:
+    """How many processes work on one program: what one of them measures is no ground for all."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return distributed.get_world_size()
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    for package in ("triton", "pygraph_inductor"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = ""
+    return found

@@ -1,0 +1,37 @@
+"""Statistics that a few wild timings do not move: medians, and deviations from them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# The standard error of a median over that of a mean, and of a standard deviation over the median deviation, where the
+# deviations are normal.
+_OF_MEDIAN = math.sqrt(math.pi / 2)
+_OF_DEVIATION = 1.4826
+# Three timings can agree by accident: a spread below this is not believed.
+_LEAST_PART = 0.01
+_LEAST_NS = 500.0  # about the resolution of the device's clock
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where some timings lie: `deviation` is the median distance from the median."""
+
+    median: float
+    deviation: float
+    count: int
+
+    @property
+    def error(self) -> float:
+        """How far the median may be from that of endlessly many timings: one standard error."""
+        believed = max(_OF_DEVIATION * self.deviation, _LEAST_PART * self.median, _LEAST_NS)
+        return _OF_MEDIAN * believed / math.sqrt(self.count)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The spread of at least one value."""
+    median = statistics.median(values)
+    return Spread(median, statistics.median(abs(value - median) for value in values), len(values))

@@ -52,12 +52,13 @@ def enabled() -> bool:
 
 def report() -> Report:
     """What happened to each compiled function and why, as data; `str()` of it is a table."""
-    from pygraph_inductor.reporting.facts import Report, snapshot
+    from pygraph_inductor.reporting.facts import Report, graphs, snapshot
 
     return Report(
         functions=snapshot(),
         installed={**_install.facts(), "import seconds": round(import_seconds, 3)},
         declined=_declines.lines(),
+        graphs=graphs(),
     )
 
 

@@ -43,6 +43,21 @@ max_graph_memory: int = environment.number("max_graph_memory", 0)
 # Recordings kept per function, one per combination of shapes, numbers and aliasing. The least recently used goes.
 max_recordings: int = environment.number("max_recordings", 64)
 
+# Rewrite graphs so that host values, copies and detours over the host do not cut them. Off: none of the following acts.
+transform: bool = environment.flag("transform", True)
+
+# CPU tensors that a graph only copies to the device: one packed, asynchronous copy before the replay.
+transform_uploads: bool = environment.flag("transform_uploads", True)
+
+# 0-d CPU tensors next to device tensors: uploaded too, so that their values are no part of a recording.
+transform_host_scalars: bool = environment.flag("transform_host_scalars", True)
+
+# What the CPU computes for the device, where every operator gives the same on the device bit for bit.
+transform_host_arithmetic: bool = environment.flag("transform_host_arithmetic", True)
+
+# Detours from the device over the CPU and back; float results may differ by rounding.
+transform_round_trips: bool = environment.flag("transform_round_trips", True)
+
 # Extra memory, in bytes, that verifying one recording may take. What cannot be verified is staged or runs plainly.
 max_verify_bytes: int = environment.number("max_verify_bytes", 8 << 30)
 

@@ -44,6 +44,12 @@ def current() -> Settings:
     )
 
 
+def rewrites() -> frozenset[str]:
+    """The rewrites that `config` turns on now, in this thread, by their names without `transform_`."""
+    knobs = [knob for knob in config.get_config_copy() if knob.startswith("transform_")]
+    return frozenset(knob.removeprefix("transform_") for knob in knobs if config.transform and getattr(config, knob))
+
+
 def graph_manager() -> str:
     """What `config.graph_manager` says now, in this thread."""
     return _word("graph_manager", "borrowed")

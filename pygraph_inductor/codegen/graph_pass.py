@@ -12,6 +12,8 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_for_files
 
 from pygraph_inductor.codegen.visible import forward_returns
+from pygraph_inductor.transform import switches
+from pygraph_inductor.transform.apply import put_outputs_back
 from pygraph_inductor.transform.reads_of_written import keep_apart
 
 _PACKAGE = Path(__file__).parent.parent
@@ -23,8 +25,10 @@ class GraphPass(CustomGraphModulePass):
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
         """Every rewrite, in order."""
+        put_outputs_back(gm.graph)
         keep_apart(gm.graph)
 
     def uuid(self) -> Any:
         """Everything besides the graph and our options that what we generate depends on."""
-        return ("pygraph_inductor", get_hash_for_files(_FILES), forward_returns())
+        rewrites = tuple(sorted(switches.on()))
+        return ("pygraph_inductor", get_hash_for_files(_FILES), forward_returns(), rewrites)

@@ -16,6 +16,10 @@ from torch._inductor.virtualized import V
 
 from pygraph_inductor.codegen import options
 from pygraph_inductor.codegen.visible import visible_count
+from pygraph_inductor.partition.cuts import counts, cuts_of
+from pygraph_inductor.reporting.places import place_of
+from pygraph_inductor.transform.apply import NOTES
+from pygraph_inductor.transform.outcome import Outcome
 
 
 class PartitionWrapper(SubgraphPythonWrapperCodegen):
@@ -82,6 +86,8 @@ class Wrapper(PythonWrapperCodegen):
             "call": {"visible": _positions(names, saved)},
             **{name: {"visible": _positions(outputs, saved)} for name, outputs in self.partition_outputs.items()},
             "effects": sorted(_effectful(V.graph.module)),
+            "rewrites": [_line(outcome) for outcome in _outcomes(V.graph.module)],
+            **_pieces(),
         }
 
 
@@ -94,6 +100,29 @@ def _positions(names: list[str], saved: set[str]) -> list[int] | None:
     """The positions whose buffer is not merely saved for the backward; None if that is all of them."""
     positions = [position for position, name in enumerate(names) if not name or name not in saved]
     return None if len(positions) == len(names) else positions
+
+
+def _outcomes(module: Any) -> tuple[Outcome, ...]:
+    notes = module.graph.output_node().meta.get(NOTES)
+    return notes.outcomes if notes is not None else ()
+
+
+def _line(outcome: Outcome) -> str:
+    place = place_of([outcome.stack_trace])
+    what = outcome.what if outcome.applied else f"not done: {outcome.what}"
+    return f"{outcome.rewrite}: {what}" + (f" ({place})" if place else "")
+
+
+def _pieces() -> dict[str, Any]:
+    """Where the graph is cut and why; kernels that can be in graphs, of all. Only for people: never an error."""
+    scheduler = V.graph.scheduler
+    if not inductor_config.graph_partition or not inductor_config.triton.cudagraphs:
+        return {"cuts": [], "kernels": None}
+    try:
+        cuts = [str(cut) for cut in cuts_of(scheduler.nodes, scheduler.should_partition)]
+        return {"cuts": cuts, "kernels": counts(scheduler.nodes, scheduler.should_partition)}
+    except Exception as error:
+        return {"cuts": [f"not known: {type(error).__name__}: {error}"], "kernels": None}
 
 
 def _effectful(module: Any) -> set[str]:

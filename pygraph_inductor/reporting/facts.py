@@ -111,12 +111,25 @@ class FunctionFacts:
 
 
 @dataclass
+class GraphFacts:
+    """One compiled graph: in how many pieces, what was rewritten to keep it whole, and where it is cut and why."""
+
+    name: str
+    source: str
+    pieces: int
+    kernels: tuple[int, int] | None  # that can be in graphs, and all; None if it is not known
+    rewrites: list[str]  # applied, or "not done" and why
+    cuts: list[str]
+
+
+@dataclass
 class Report:
     """The answer of `pygraph_inductor.report()`."""
 
     functions: list[FunctionFacts]
     installed: dict[str, Any]  # seam or fact -> value
     declined: list[str]  # contexts left to stock PyTorch, one line each
+    graphs: list[GraphFacts] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-able data."""
@@ -124,6 +137,7 @@ class Report:
             "functions": [function.to_dict() for function in self.functions],
             "installed": dict(self.installed),
             "declined": list(self.declined),
+            "graphs": [dataclasses.asdict(graph) for graph in self.graphs],
         }
 
     def __str__(self) -> str:
@@ -144,6 +158,7 @@ class Named(Protocol):
 
 _lock = threading.Lock()
 _functions: deque[tuple[FunctionFacts, weakref.WeakMethod[Any] | None]] = deque(maxlen=LIMIT)
+_graphs: deque[GraphFacts] = deque(maxlen=LIMIT)
 _warned: dict[tuple[str, str, str], None] = {}  # insertion-ordered, so that the oldest can be forgotten
 
 
@@ -155,6 +170,18 @@ def register(function: FunctionFacts, refresh: Callable[[], None] | None = None)
     with _lock:
         _functions.append((function, weakref.WeakMethod(refresh) if refresh is not None else None))
     return function
+
+
+def register_graph(graph: GraphFacts) -> None:
+    """Include a compiled graph in every later report."""
+    with _lock:
+        _graphs.append(graph)
+
+
+def graphs() -> list[GraphFacts]:
+    """All registered graphs, oldest first."""
+    with _lock:
+        return list(_graphs)
 
 
 def snapshot() -> list[FunctionFacts]:
@@ -171,6 +198,7 @@ def clear() -> None:
     """Forget every function, and which warnings were given."""
     with _lock:
         _functions.clear()
+        _graphs.clear()
         _warned.clear()
 
 

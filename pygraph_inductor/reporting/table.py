@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pygraph_inductor.reporting.facts import FunctionFacts, RecordingFacts, Report
+    from pygraph_inductor.reporting.facts import FunctionFacts, GraphFacts, RecordingFacts, Report
 
 WIDTH = 140  # at least, so that no cell is squeezed beyond reading; a narrower terminal wraps lines
 
@@ -20,9 +20,20 @@ WIDTH = 140  # at least, so that no cell is squeezed beyond reading; a narrower 
 def report_text(report: Report) -> str:
     """The whole report as text."""
     parts: list[RenderableType] = [functions_table(report.functions)]
+    parts += [line for graph in report.graphs for line in graph_lines(graph)]
     parts += [f"{name}: {value}" for name, value in report.installed.items()]
     parts += [f"declined: {line}" for line in report.declined]
     return rendered(*parts)
+
+
+def graph_lines(graph: GraphFacts) -> list[str]:
+    """How a graph was kept together and where it is cut; nothing about a graph that is simply whole."""
+    if not graph.rewrites and not graph.cuts:
+        return []
+    inside = f", {graph.kernels[0]} of {graph.kernels[1]} kernels in graphs" if graph.kernels else ""
+    place = f" ({graph.source})" if graph.source else ""
+    lines = [f"{graph.name}{place}: {graph.pieces} piece{'' if graph.pieces == 1 else 's'}{inside}"]
+    return lines + [f"  rewrite: {line}" for line in graph.rewrites] + [f"  cut: {line}" for line in graph.cuts]
 
 
 def functions_table(functions: Iterable[FunctionFacts]) -> Table:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pygraph_inductor import config, settings
 from pygraph_inductor.settings import Settings
+from pygraph_inductor.transform import switches
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Compilation:
     always: bool = False
     simulate: bool = False
     borrowed: bool = True
+    # Rewrites of the graph that are on, by name.
+    rewrites: frozenset[str] = frozenset()
     # Graphs are wanted: by an option, by an annotation, or by `always`.
     asked: bool = False
     # "model.py:12 in forward": the first line of the user's code in the graph.
@@ -44,6 +47,7 @@ def from_knobs() -> Compilation:
         always=config.always,
         simulate=config.simulate,
         borrowed=settings.graph_manager() == "borrowed",
+        rewrites=settings.rewrites(),
     )
 
 
@@ -62,6 +66,7 @@ def going_on(compilation: Compilation) -> Iterator[None]:
     """Make `compilation` the current one."""
     token = _current.set(compilation)
     try:
-        yield
+        with switches.turned_on(compilation.rewrites):
+            yield
     finally:
         _current.reset(token)

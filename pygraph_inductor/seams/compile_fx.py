@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from pygraph_inductor.codegen import registration
+from pygraph_inductor.reporting.places import place_of
 from pygraph_inductor.seams import declines
 from pygraph_inductor.seams.compilation import Compilation, entered, from_knobs, going_on
-from pygraph_inductor.seams.places import place_of
 
 _GRAPHS = "triton.cudagraphs"
 _FAILED = "a compilation is left to stock PyTorch"
@@ -109,9 +109,21 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
         with going_on(compilation):
             with declines.harmless("code generation is left to stock PyTorch", compilation.settings.strict):
                 _register(compilation)
+            if args and isinstance(args[0], torch.fx.GraphModule):
+                _transform(args[0], compilation)
             return inner_compile(*args, **kwargs)
 
     return compile_inner
+
+
+def _transform(graph: torch.fx.GraphModule, compilation: Compilation) -> None:
+    """Rewrite a graph that is about to be cut into pieces, and only such a graph."""
+    from pygraph_inductor.transform import apply
+
+    may_be_cut = _stock_option(_GRAPHS) and _stock_option("graph_partition")
+    if compilation.rewrites and may_be_cut and "cuda" in registration.registered():
+        with declines.harmless("a graph is not rewritten", compilation.settings.strict):
+            apply.apply(graph, compilation.rewrites, compilation.settings.strict)
 
 
 def _register(compilation: Compilation) -> None:

@@ -17,9 +17,9 @@ from pygraph_inductor.codegen.generated_code import FunctionText
 from pygraph_inductor.codegen.twin_kernels import TritonTwins
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.reporting.facts import warn_once
+from pygraph_inductor.reporting.places import place_of
 from pygraph_inductor.seams import identity
 from pygraph_inductor.seams.compilation import Compilation
-from pygraph_inductor.seams.places import place_of
 
 UNREADABLE = "its generated code cannot be read, so what it writes is not known"
 

@@ -6,6 +6,7 @@ reports the graphs that stock drops without a word.
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from pygraph_inductor.codegen.attention_seeds import attention_seeds
 from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.recording.plain import seeds_on_host
-from pygraph_inductor.reporting.facts import FunctionFacts, register
+from pygraph_inductor.reporting.facts import FunctionFacts, GraphFacts, register, register_graph
 from pygraph_inductor.seams import declines, describe, visit
 from pygraph_inductor.seams.compilation import Compilation, current
 
@@ -38,6 +39,9 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
                 _simulate(self, compilation)
         with visit.of(self) as visited:
             original(self, example_inputs, constants, graph_kwargs)
+        if asked and not simulated:
+            with declines.harmless("a graph is missing from the report", strict):
+                _report_pieces(self, compilation, visited.functions)
         if is_backward and not simulated and not visited.functions and _follows_graphs(compilation):
             _give_seeds_on_host(self)
         if asked and not simulated and not visited.functions:
@@ -98,6 +102,29 @@ def _simulate(graph: Any, compilation: Compilation) -> None:
     describe.warn_about_collectives(facts)
     recorded = RecordedFunction(graph.current_callable, facts, driver_for(facts.device))
     graph.current_callable = recorded.entry()
+
+
+def _report_pieces(graph: Any, compilation: Compilation, pieces: int) -> None:
+    """What the generated module says about rewrites and cuts; it survives caches."""
+    known = _written_down(graph.source_code or "")
+    if "cuts" not in known:
+        return
+    kwargs = graph.fx_kwargs
+    kind = describe.kind_of(kwargs["is_inference"], kwargs["is_backward"])
+    name = describe.name_of(kind, kwargs.get("graph_id"))
+    cuts = list(known["cuts"])
+    if graph.disabled_cudagraphs_reason:
+        cuts.append(f"all of it: {str(graph.disabled_cudagraphs_reason).strip().splitlines()[0]}")
+    register_graph(GraphFacts(name, compilation.source, pieces, known["kernels"], list(known["rewrites"]), cuts))
+
+
+def _written_down(source_code: str) -> dict[str, Any]:
+    """What our wrapper wrote at the end of a module's text; empty for code that stock generated."""
+    for line in reversed(source_code.splitlines()):
+        owner, found, value = line.partition(".pygraph = ")
+        if found and owner in ("runner", "call"):
+            return dict(ast.literal_eval(value))
+    return {}
 
 
 def _report_dropped(graph: Any, compilation: Compilation, on_at_entry: bool) -> None:

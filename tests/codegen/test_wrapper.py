@@ -63,7 +63,8 @@ def test_option_brings_reuse_back(cuda, registered, tmp_path):
 
 
 def test_every_function_is_written_down(cuda, registered, tmp_path):
-    assert known(generate(over_the_host, (64, 64), folder=tmp_path)) == {
+    written = known(generate(over_the_host, (64, 64), folder=tmp_path))
+    assert {name: written[name] for name in ("call", "partition_0", "partition_1", "effects")} == {
         "call": {"visible": None},
         "partition_0": {"visible": None},
         "partition_1": {"visible": None},
@@ -71,14 +72,27 @@ def test_every_function_is_written_down(cuda, registered, tmp_path):
     }
 
 
+def test_cuts_are_written_down_with_their_reasons(cuda, registered, tmp_path):
+    written = known(generate(over_the_host, (64, 64), folder=tmp_path))
+    reasons = [cut.partition(": ")[2] for cut in written["cuts"]]
+    assert reasons == ["it runs on the CPU", "it runs on the CPU", "it copies between host and device"]
+    inside, kernels = written["kernels"]
+    assert inside == kernels > 1 and written["rewrites"] == []
+
+
+def test_whole_graph_has_no_cuts(cuda, registered, tmp_path):
+    written = known(generate(lambda x: (x.sin() @ x,), (64, 64), folder=tmp_path))
+    assert written["cuts"] == [] and written["kernels"][0] == written["kernels"][1] == 2
+
+
 def test_module_carries_it(cuda, registered, tmp_path):
     [module] = generate(over_the_host, (64, 64), folder=tmp_path).modules
-    assert set(module.runner.pygraph) == {"call", "partition_0", "partition_1", "effects"}
+    assert set(module.runner.pygraph) >= {"call", "partition_0", "partition_1", "effects"}
 
 
 def test_module_without_partitions_carries_it_at_its_function(cuda, registered, tmp_path):
     [module] = generate(over_the_host, (64, 64), folder=tmp_path, options={"graph_partition": False}).modules
-    assert module.call.pygraph == {"call": {"visible": None}, "effects": []}
+    assert module.call.pygraph["call"] == {"visible": None} and module.call.pygraph["cuts"] == []
 
 
 def with_returns(monkeypatch, count: int) -> None:

@@ -1,0 +1,400 @@
+"""Gives device computations their host values on the device, so that no copy cuts the graph in two.
+
+Four rewrites with one condition each, and a switch each (`config.transform_*`):
+
+- `uploads`: a CPU tensor that only has to be copied is part of one packed, asynchronous copy before the replay.
+- `host_scalars`: a 0-d CPU tensor in an operator on the device becomes a 0-d device tensor, if the result of the
+  operator stays what it is (dtype, sizes, strides).
+- `host_arithmetic`: what is computed on the CPU for the device is computed on the device, if every operator gives
+  the same there bit for bit, and raises nothing.
+- `round_trips`: what comes from the device and goes back stays there, if every operator between gives the same there,
+  or float results that differ by rounding, which must then decide nothing (no comparison, no integer).
+
+What the program returns on the CPU is still computed on the CPU.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from pygraph_inductor.transform.host_values import (
+    ARITHMETIC,
+    ROUND_TRIPS,
+    SCALARS,
+    UPLOADS,
+    Host,
+    Hosts,
+    device_of,
+    look_at,
+    moved_to,
+    only_device,
+    tensors_in,
+)
+from pygraph_inductor.transform.operators import UPLOAD
+from pygraph_inductor.transform.outcome import Outcome
+from pygraph_inductor.transform.same_results import is_constructor, is_integral, name_of
+
+_ITEM = operator.getitem
+REWRITES = (UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS)
+# Operators on device tensors that take indices from the host.
+_INDEXED = frozenset({"index", "index_put", "_unsafe_index", "_unsafe_index_put"})
+# Operators on device tensors that copy from the host.
+_COPYING = frozenset({"copy", "copy_", "slice_scatter", "select_scatter"})
+# Where the memory of a result may be the argument's.
+_COPY_LIKE = frozenset(
+    [
+        "alias",
+        "clone",
+        "contiguous",
+        "expand",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "squeeze",
+        "t",
+        "transpose",
+        "unsqueeze",
+        "view",
+        "detach",
+        "_to_copy",
+        "convert_element_type",
+        "device_put",
+        "copy",
+        "lift_fresh_copy",
+        "_unsafe_view",
+    ]
+)
+
+
+class Refused(Exception):
+    """This place is left as it is; the text says why."""
+
+
+@dataclass
+class _Place:
+    """A use of a CPU tensor by something on the device."""
+
+    user: fx.Node
+    host: fx.Node
+    rewrite: str
+    way: Host
+    returned: bool = False  # its memory may become an output's, so it must be memory of its own
+
+
+@dataclass
+class _Work:
+    graph: fx.Graph
+    hosts: Hosts
+    made: dict[fx.Node, fx.Node] = field(default_factory=dict)  # CPU node -> its value on the device
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+def bring_to_device(graph: fx.Graph, switches: Collection[str]) -> list[Outcome]:
+    """Rewrite `graph` in place. An exception leaves it half done, and the caller puts the old one back."""
+    device = only_device(graph)
+    if device is None:
+        return []
+    work = _Work(graph, look_at(graph, device, switches))
+    places = list(_places(work))
+    _upload(work, places)
+    for place in places:
+        _rewrite(work, place)
+    graph.eliminate_dead_code()
+    _keep_on_host(graph)
+    return list(dict.fromkeys(work.outcomes))
+
+
+def _places(work: _Work) -> list[_Place]:
+    found = []
+    returned = _reaching_host_outputs(work.graph)
+    for user in work.graph.nodes:
+        if device_of(user) != work.hosts.device:
+            continue
+        for host in dict.fromkeys(tensors_in((user.args, user.kwargs))):
+            way = work.hosts.of.get(host)
+            if way is None:
+                continue
+            rewrite = _rewrite_for(user, host, way)
+            if way.way == "upload" and way.from_nothing and not returned & _with_parts(host):
+                continue  # Inductor's own pass makes such tensors on the device
+            reason = _reason_against(work, user, host, way, rewrite)
+            if reason:
+                work.outcomes.append(Outcome.at(user, rewrite or UPLOADS, False, reason))
+            elif rewrite:
+                found.append(_Place(user, host, rewrite, way, moved_to(user) is not None and _reaches_output(user)))
+    return found
+
+
+def _with_parts(node: fx.Node) -> set[fx.Node]:
+    found, todo = set(), [node]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += one.all_input_nodes
+    return found
+
+
+def _reaching_host_outputs(graph: fx.Graph) -> set[fx.Node]:
+    """The CPU tensors that outputs on the CPU are computed from, and those outputs."""
+    found: set[fx.Node] = set()
+    for output in graph.output_node().all_input_nodes:
+        if device_of(output) == torch.device("cpu"):
+            found |= _with_parts(output)
+    return found
+
+
+def _rewrite_for(user: fx.Node, host: fx.Node, way: Host) -> str | None:
+    """Which rewrite brings `host` to `user`; None if none does."""
+    if not name_of(user.target):
+        return None
+    scalar = host.meta["val"].dim() == 0
+    if moved_to(user) is None and not scalar and not _is_index(user, host) and not _is_source(user, host):
+        return None
+    if way.back:
+        return ROUND_TRIPS
+    if way.way == "compute":
+        return ARITHMETIC
+    return SCALARS if scalar else UPLOADS
+
+
+def _is_index(user: fx.Node, host: fx.Node) -> bool:
+    if name_of(user.target) not in _INDEXED or len(user.args) < 2:
+        return False
+    dtype = host.meta["val"].dtype
+    return host in tensors_in(user.args[1]) and is_integral(dtype) and dtype not in (torch.bool, torch.uint8)
+
+
+def _is_source(user: fx.Node, host: fx.Node) -> bool:
+    return name_of(user.target) in _COPYING and len(user.args) > 1 and user.args[1] is host
+
+
+def _reason_against(work: _Work, user: fx.Node, host: fx.Node, way: Host, rewrite: str | None) -> str:
+    if rewrite is None:
+        return f"{user.target} takes a CPU tensor, and may look at it on the host"
+    if way.way == "no":
+        return way.why
+    if rewrite not in work.hosts.switches:
+        return f"{rewrite} is switched off"
+    needed = {SCALARS if leaf.meta["val"].dim() == 0 else UPLOADS for leaf in way.leaves}
+    if off := sorted(needed - set(work.hosts.switches)):
+        return f"{off[0]} is switched off"
+    if name_of(user.target) in ("index_put", "_unsafe_index_put") and not _is_index(user, host) and _has_mask(user):
+        return "writing a number through a mask asks the host how many elements there are"
+    if way.back and name_of(host.target) in _COPY_LIKE and moved_to(user) is not None and _reaches_output(user):
+        return "what is returned must not share memory with what it was a copy of"
+    if moved_to(user) is None and _result_on_device(work, user, host) is None:
+        return f"{user.target} would give another dtype or layout with a device tensor"
+    return ""
+
+
+def _has_mask(user: fx.Node) -> bool:
+    return any(one.meta["val"].dtype in (torch.bool, torch.uint8, torch.int8) for one in tensors_in(user.args[1]))
+
+
+def _result_on_device(work: _Work, user: fx.Node, host: fx.Node) -> Any:
+    """What `user` gives with `host` on the device; None if that is not what it gives now."""
+    value = user.meta["val"]
+
+    def there(node: fx.Node) -> Any:
+        fake = node.meta["val"]
+        return torch.empty_like(fake, device=work.hosts.device) if node is host else fake
+
+    with value.fake_mode:
+        arguments = fx.node.map_arg((user.args, user.kwargs), there)
+        try:
+            result = user.target(*arguments[0], **arguments[1])  # type: ignore[operator]
+        except Exception:
+            return None
+    return result if _alike(result, value) else None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return (
+        isinstance(one, torch.Tensor)
+        and one.dtype == other.dtype
+        and one.device == other.device
+        and tuple(one.size()) == tuple(other.size())
+        and one.stride() == other.stride()
+    )
+
+
+# -- uploads
+
+
+def _upload(work: _Work, places: list[_Place]) -> None:
+    """One operator for all tensors to upload, behind the last of them and what they are computed from."""
+    shared = {leaf for place in places if not place.returned for leaf in place.way.leaves}
+    order = {node: number for number, node in enumerate(work.graph.nodes)}
+    together = sorted((leaf for leaf in shared if not work.hosts.of[leaf].random), key=order.__getitem__)
+    if together:
+        work.made.update(_call_upload(work, together, _hoist(work.graph, together)))
+    for leaf in sorted(shared - set(together), key=order.__getitem__):
+        work.made.update(_call_upload(work, [leaf], leaf))  # where it is: hoisting would draw in another order
+
+
+def _hoist(graph: fx.Graph, leaves: list[fx.Node]) -> fx.Node:
+    """Move `leaves`, and what they are computed from, in front of everything else. Returns the last of them."""
+    needed = set().union(*(_with_parts(leaf) for leaf in leaves))
+    last = next(iter(reversed(list(graph.find_nodes(op="placeholder")))), None)
+    moving = [node for node in graph.nodes if node in needed and node.op != "placeholder"]
+    for node in moving:
+        if last is None:
+            first = next(iter(graph.nodes))
+            if node is not first:
+                first.prepend(node)
+        elif last.next is not node:
+            last.append(node)
+        last = node
+    assert last is not None
+    return last
+
+
+def _call_upload(work: _Work, leaves: list[fx.Node], behind: fx.Node) -> dict[fx.Node, fx.Node]:
+    """An upload behind a node; returns the device tensor of each leaf."""
+    graph, device = work.graph, work.hosts.device
+    with graph.inserting_after(behind):
+        upload = graph.call_function(UPLOAD, (list(leaves), device))
+    _explain(upload, leaves[0])
+    fake = leaves[0].meta["val"].fake_mode
+    with fake:
+        upload.meta["val"] = UPLOAD([leaf.meta["val"] for leaf in leaves], device)
+    found = {}
+    last = upload
+    for number, leaf in enumerate(leaves):
+        with graph.inserting_after(last):
+            last = graph.call_function(_ITEM, (upload, number))
+        last.meta["val"] = upload.meta["val"][number]
+        _explain(last, leaf)
+        found[leaf] = last
+    return found
+
+
+def _explain(node: fx.Node, origin: fx.Node) -> None:
+    for key in ("stack_trace", "nn_module_stack"):
+        if key in origin.meta:
+            node.meta[key] = origin.meta[key]
+
+
+def _reaches_output(node: fx.Node) -> bool:
+    """Whether the memory of `node`'s result may become an output's: then it must be memory of its own."""
+    todo, seen = [node], set()
+    while todo:
+        one = todo.pop()
+        for user in one.users:
+            if user.op == "output":
+                return True
+            if user not in seen and (name_of(user.target) in _COPY_LIKE or not name_of(user.target)):
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
+# -- moving
+
+
+def _rewrite(work: _Work, place: _Place) -> None:
+    user = place.user
+    try:
+        value = _on_its_own(work, place) if place.returned else _on_device(work, place.host, user)
+        if moved_to(user) is not None:
+            _replace_copy(work, user, value)
+        else:
+            _replace_argument(work, place, value)
+    except Refused as refusal:
+        work.outcomes.append(Outcome.at(user, place.rewrite, False, str(refusal)))
+    else:
+        work.outcomes.append(Outcome.at(user, place.rewrite, True, _WHAT[place.rewrite]))
+
+
+_WHAT = {
+    UPLOADS: "a CPU tensor is uploaded before the replay",
+    SCALARS: "a CPU number is uploaded before the replay",
+    ARITHMETIC: "what the CPU computed for the device is computed there",
+    ROUND_TRIPS: "a detour over the CPU stays on the device",
+}
+
+
+def _on_its_own(work: _Work, place: _Place) -> fx.Node:
+    """A node with the value of a host tensor in memory that nobody else has."""
+    if place.way.leaves and not place.way.back:
+        return _call_upload(work, [place.host], place.user)[place.host]
+    shared, work.made = work.made, {leaf: work.made[leaf] for leaf in place.way.leaves if leaf in work.made}
+    try:
+        return _on_device(work, place.host, place.user)
+    finally:
+        work.made = shared
+
+
+def _on_device(work: _Work, host: fx.Node, user: fx.Node) -> fx.Node:
+    """A node with the value of `host` on the device; new nodes come directly before `user`, if there are any."""
+    if host in work.made and _comes_before(work.made[host], user):
+        return work.made[host]
+    way = work.hosts.of[host]
+    if way.way == "there":
+        source = host.args[0]
+        assert isinstance(source, fx.Node)
+        if not _alike_but_device(source.meta["val"], host.meta["val"]):
+            raise Refused("the copy to the CPU has other strides")
+        return source
+    if way.way != "compute":
+        raise Refused(way.why or "it is not uploaded")
+    arguments = fx.node.map_arg(
+        (host.args, host.kwargs),
+        lambda part: _on_device(work, part, user) if part in work.hosts.of else part,
+    )
+    keywords = dict(arguments[1])
+    if is_constructor(host) or "device" in keywords:
+        keywords["device"] = work.hosts.device
+    with work.graph.inserting_before(user):
+        copy = work.graph.call_function(host.target, arguments[0], keywords)  # type: ignore[arg-type]
+    with host.meta["val"].fake_mode:
+        values = fx.node.map_arg((copy.args, copy.kwargs), lambda one: one.meta["val"])
+        copy.meta["val"] = host.target(*values[0], **values[1])  # type: ignore[operator]
+    _explain(copy, host)
+    if not _alike_but_device(copy.meta["val"], host.meta["val"]) or device_of(copy) != work.hosts.device:
+        raise Refused(f"{host.target} has another layout on the device")
+    work.made[host] = copy
+    return copy
+
+
+def _comes_before(node: fx.Node, other: fx.Node) -> bool:
+    return node < other
+
+
+def _alike_but_device(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and tuple(one.size()) == tuple(other.size()) and one.stride() == other.stride()
+
+
+def _replace_copy(work: _Work, user: fx.Node, value: fx.Node) -> None:
+    if user.meta["val"].dtype != value.meta["val"].dtype or not _alike(value.meta["val"], user.meta["val"]):
+        raise Refused("the copy converts, or has other strides")
+    user.replace_all_uses_with(value)
+    work.graph.erase_node(user)
+
+
+def _replace_argument(work: _Work, place: _Place, value: fx.Node) -> None:
+    user = place.user
+    args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda one: value if one is place.host else one)
+    user.args, user.kwargs = args, kwargs
+
+
+# -- what stays on the host
+
+
+def _keep_on_host(graph: fx.Graph) -> None:
+    """Keep CPU constructors behind CPU outputs from Inductor's pass that moves them, and the outputs, to the device.
+
+    The pass looks for `torch.device("cpu")` (post_grad.ConstructorMoverPass, torch 2.11 to 2.15) and returned
+    `torch.arange(3)` on the device; to every operator, "cpu" means the same.
+    """
+    for node in _reaching_host_outputs(graph):
+        if name_of(node.target) and node.kwargs.get("device") == torch.device("cpu"):
+            node.kwargs = {**node.kwargs, "device": "cpu"}

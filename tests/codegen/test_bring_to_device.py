@@ -1,0 +1,472 @@
+"""Rewrites that bring host values to the device: on FX graphs with fake CUDA tensors, run with CUDA retargeted.
+
+Where things are is asserted on the graph; what they are is compared on the CPU, bit for bit unless rounding is allowed.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from pygraph_inductor.transform import apply as applying
+from pygraph_inductor.transform.apply import ALL, NOTES, apply
+from pygraph_inductor.transform.host_values import device_of, moved_to
+from pygraph_inductor.transform.operators import UPLOAD
+
+from .fake_cuda import tensors
+
+CPU = torch.device("cpu")
+
+
+@torch.library.custom_op("pygraph_tests_transform::looks", mutates_args=())
+def looks(x: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    return x + host.sum().item()
+
+
+@looks.register_fake
+def _(x: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def host(*size: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    return {"size": size, "dtype": dtype, "device": "cpu"}
+
+
+def traced(function: Callable[..., Any], *specs: Any) -> fx.GraphModule:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    inputs = tensors(mode, specs)
+    with mode:
+        return make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
+
+
+def contents(specs: Any, seed: int) -> list[torch.Tensor]:
+    made = []
+    generator = torch.Generator().manual_seed(seed)
+    for spec in specs:
+        size = spec["size"] if isinstance(spec, dict) else spec
+        dtype = spec.get("dtype", torch.float32) if isinstance(spec, dict) else torch.float32
+        if dtype.is_floating_point:
+            made.append(torch.randn(size, generator=generator, dtype=dtype))
+        else:
+            made.append(torch.randint(0, 3, size, generator=generator).to(dtype))
+    return made
+
+
+def retargeted(module: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with everything on the CPU."""
+
+    def on_cpu(value: Any) -> Any:
+        return CPU if isinstance(value, torch.device) else value
+
+    graph = copy.deepcopy(module.graph)
+    for node in graph.nodes:
+        node.args = torch.utils._pytree.tree_map(on_cpu, node.args)
+        node.kwargs = torch.utils._pytree.tree_map(on_cpu, node.kwargs)
+    return fx.GraphModule(module, graph)
+
+
+class Rewritten:
+    """A function's graph before and after."""
+
+    def __init__(self, function: Callable[..., Any], *specs: Any, on: Any = ALL) -> None:
+        self.specs = specs
+        self.module = traced(function, *specs)
+        self.before = copy.deepcopy(self.module.graph)
+        self.outcomes = apply(self.module, on, strict=True)
+
+    @property
+    def applied(self) -> set[str]:
+        return {one.rewrite for one in self.outcomes if one.applied}
+
+    @property
+    def refused(self) -> str:
+        return "; ".join(one.what for one in self.outcomes if not one.applied)
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        return list(self.module.graph.find_nodes(op="call_function", target=UPLOAD))
+
+    @property
+    def uploaded(self) -> list[list[str]]:
+        return [[one.name for one in call.args[0]] for call in self.calls]
+
+    def on_cpu(self) -> list[str]:
+        """What the CPU computes."""
+
+        def is_there(node: fx.Node) -> bool:
+            leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+            return any(isinstance(leaf, torch.Tensor) and leaf.device == CPU for leaf in leaves)
+
+        computed = [node for node in self.module.graph.nodes if node.op == "call_function" and is_there(node)]
+        return [str(node.target) for node in computed if node.target is not operator.getitem]
+
+    def crossings(self) -> list[str]:
+        """Copies between devices that are left."""
+        return [node.name for node in self.module.graph.nodes if moved_to(node) is not None]
+
+    def mixed(self) -> list[str]:
+        """Operators on the device that still take CPU tensors."""
+        return [
+            node.name
+            for node in self.module.graph.nodes
+            if node.target is not UPLOAD
+            and device_of(node) not in (None, CPU)
+            and any(device_of(one) == CPU for one in node.all_input_nodes)
+        ]
+
+    def same(self, exact: bool = True) -> None:
+        original = fx.GraphModule(self.module, self.before)
+        for seed in range(3):
+            inputs = contents(self.specs, seed)
+            torch.manual_seed(seed)
+            wanted = retargeted(original)(*[one.clone() for one in inputs])
+            torch.manual_seed(seed)
+            got = retargeted(self.module)(*[one.clone() for one in inputs])
+            tolerance = {"rtol": 0, "atol": 0} if exact else {}
+            torch.testing.assert_close(got, wanted, **tolerance)
+        outputs = zip(self.before.output_node().args[0], self.module.graph.output_node().args[0], strict=True)
+        for old, new in outputs:
+            old, new = old.meta["val"], new.meta["val"]
+            assert (old.device, old.dtype, old.size(), old.stride()) == (
+                new.device,
+                new.dtype,
+                new.size(),
+                new.stride(),
+            )
+
+
+def expect_on_device(rewritten: Rewritten) -> None:
+    assert rewritten.crossings() == [] and rewritten.mixed() == [], rewritten.module.graph
+
+
+# -- numbers
+
+
+def test_numbers_come_in_one_upload(cuda):
+    rewritten = Rewritten(lambda x, s, t: (x * s + t,), (4, 8), host(), host(dtype=torch.float64))
+    assert rewritten.uploaded == [["s_1", "t_1"]] and rewritten.applied == {"host_scalars"}
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+@pytest.mark.parametrize("number", [torch.int64, torch.bool, torch.float64, torch.float16])
+@pytest.mark.parametrize("tensor", [torch.int32, torch.float16, torch.float32, torch.uint8])
+def test_numbers_keep_their_type_next_to_others(cuda, tensor, number):
+    """Stock packs numbers of all types into one tensor: an integer next to a float became a float."""
+    x = {"size": (8,), "dtype": tensor}
+    rewritten = Rewritten(lambda x, y, s, t: (x + s, y * t), x, (8,), host(dtype=number), host())
+    assert len(rewritten.calls) == 1
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_number_that_is_also_returned_stays_on_the_host(cuda):
+    rewritten = Rewritten(lambda x, s: (x * s, s + 1), (8,), host())
+    assert rewritten.uploaded == [["s_1"]]
+    assert rewritten.on_cpu() == ["aten.add.Tensor"]
+    rewritten.same()
+
+
+def test_number_for_a_custom_operator_stays(cuda):
+    rewritten = Rewritten(lambda x, s: (torch.ops.pygraph_tests_transform.looks(x, s),), (8,), host())
+    assert not rewritten.applied and "looks" in rewritten.refused
+    assert rewritten.mixed()
+
+
+def test_number_written_through_a_mask_stays(cuda):
+    """A number of the CPU is filled in; one of the device asks for the number of places."""
+    mask = {"size": (8,), "dtype": torch.bool}
+    put = torch.ops.aten.index_put.default
+    rewritten = Rewritten(lambda x, m, s: (put(x, [m], s),), (8,), mask, host())
+    assert not rewritten.applied and "mask" in rewritten.refused
+
+
+# -- tensors
+
+
+def test_index_from_the_host_is_uploaded(cuda):
+    rewritten = Rewritten(lambda x, i: (x.sin()[i] * 2,), (8, 8), host(3, dtype=torch.int64))
+    assert rewritten.uploaded == [["i_1"]] and rewritten.applied == {"uploads"}
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_copies_are_packed_into_one(cuda):
+    def function(x, i, m):
+        return (x.masked_fill(m.to(x.device), 0.0)[i.to(x.device)] + x[0],)
+
+    rewritten = Rewritten(function, (8, 8), host(3, dtype=torch.int64), host(8, 8, dtype=torch.bool))
+    assert rewritten.uploaded == [["i_1", "m_1"]]
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_float_computation_of_the_host_is_uploaded_and_not_moved(cuda):
+    rewritten = Rewritten(lambda x, t: (x * torch.exp(t / 3).to(x.device),), (8, 8), host(8))
+    assert rewritten.on_cpu() == ["aten.div.Tensor", "aten.exp.default"]
+    assert len(rewritten.calls) == 1
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_upload_comes_before_everything_on_the_device(cuda):
+    """Also where the program came to it late: a copy in between would cut the graph."""
+    rewritten = Rewritten(lambda x, t: ((x.sin() @ x) * torch.exp(t).to(x.device),), (8, 8), host(8))
+    order = [node for node in rewritten.module.graph.nodes if node.op == "call_function"]
+    first = next(number for number, node in enumerate(order) if device_of(node) not in (None, CPU))
+    assert order[first].target is operator.getitem and order[first].args[0] is rewritten.calls[0]
+    rewritten.same()
+
+
+def test_copy_that_is_returned_has_memory_of_its_own(cuda):
+    rewritten = Rewritten(lambda x, i, j: (x + i.to(x.device), j.to(x.device)), (8,), host(8), host(8))
+    assert rewritten.uploaded == [["i_1"], ["j_1"]]
+    rewritten.same()
+
+
+def test_two_returned_copies_of_one_tensor_do_not_share_memory(cuda):
+    rewritten = Rewritten(lambda x, i: (x + 1, i.to(x.device), i.unsqueeze(0).to(x.device)), (8,), host(8))
+    _, one, other = rewritten.module.graph.output_node().args[0]
+    assert one is not other
+    assert rewritten.uploaded == [["i_1"], ["unsqueeze"]]
+    rewritten.same()
+
+
+def test_two_returned_copies_of_one_computation_do_not_share_memory(cuda):
+    def function(x):
+        numbers = torch.arange(8)
+        return (x + numbers.to(x.device), numbers.to(x.device), numbers.unsqueeze(0).to(x.device))
+
+    rewritten = Rewritten(function, (8,))
+    assert len(rewritten.module.graph.find_nodes(op="call_function", target=torch.ops.prims.iota.default)) == 3
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_random_numbers_of_the_host_keep_their_order(cuda):
+    def function(x):
+        a = torch.rand(8)
+        y = x + a.to(x.device)
+        b = torch.rand(8)
+        return (y * b.to(x.device), b)
+
+    rewritten = Rewritten(function, (8,))
+    drawn = [node.name for node in rewritten.module.graph.nodes if "rand" in str(node.target)]
+    assert drawn == [node.name for node in rewritten.before.nodes if "rand" in str(node.target)]
+    assert len(rewritten.calls) == 2
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_random_numbers_behind_a_comparison_keep_their_order_too(cuda):
+    def function(x):
+        a = torch.rand(8) > 0.5
+        b = torch.exp(a.float())
+        c = torch.rand(8)
+        return (x + b.to(x.device), x * torch.rand(8).to(x.device), c)
+
+    rewritten = Rewritten(function, (8,))
+    rewritten.same()
+
+
+def test_tensor_copied_into_a_part_is_uploaded(cuda):
+    def function(x, v):
+        y = x.clone()
+        y[2:4] = v
+        return (torch.slice_scatter(y, v, 0, 0, 2),)
+
+    rewritten = Rewritten(function, (8, 8), host(2, 8))
+    assert rewritten.uploaded == [["v_1"]]
+    rewritten.same()
+
+
+def test_boolean_index_from_the_host_stays(cuda):
+    index = torch.ops.aten.index_put.default
+    rewritten = Rewritten(lambda x, m, v: (index(x, [m], v),), (8,), host(8, dtype=torch.bool), ())
+    assert not rewritten.applied and rewritten.mixed()
+
+
+# -- arithmetic
+
+
+def test_mask_from_lengths_is_computed_on_the_device(cuda):
+    def function(x, lengths):
+        mask = torch.arange(x.shape[1])[None] < lengths[:, None]
+        return (x * mask.to(x.device),)
+
+    rewritten = Rewritten(function, (4, 8), host(4, dtype=torch.int64))
+    assert rewritten.uploaded == [["lengths_1"]] and "host_arithmetic" in rewritten.applied
+    assert rewritten.on_cpu() == []
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_positions_and_masks_out_of_nothing_need_no_upload(cuda):
+    def function(x):
+        position = torch.arange(8).unsqueeze(0)
+        return (x.masked_fill((position.T >= position).to(x.device), 0.0), position.to(x.device) * 3 + 1)
+
+    rewritten = Rewritten(function, (8, 8))
+    assert rewritten.calls == [] and rewritten.on_cpu() == []
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_large_result_of_little_is_computed_and_small_result_of_much_is_uploaded(cuda):
+    rewritten = Rewritten(lambda x, i: (x + i.sum(0).to(x.device),), (8,), host(64, 8, dtype=torch.int64))
+    assert rewritten.on_cpu() == ["aten.sum.dim_IntList"] and rewritten.uploaded == [["sum_1"]]
+    rewritten.same()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda i: i // 2,
+        lambda i: i % 3,
+        lambda i: torch.tensor([3, 1, 2, 4, 5])[i],
+        lambda i: (i.float() * 0.1).long(),
+        lambda i: i.half() + 1,
+        lambda i: i.sort()[0],
+    ],
+)
+def test_what_may_differ_on_the_device_is_computed_on_the_host(cuda, compute):
+    specs = ((8,), host(8, dtype=torch.int64))
+    try:
+        rewritten = Rewritten(lambda x, i: (x + compute(i).to(x.device),), *specs)
+    except Exception as error:  # an index into a constant cannot be traced everywhere
+        pytest.skip(str(error))
+    assert rewritten.on_cpu() != []
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_result_on_the_host_stays_on_the_host(cuda):
+    rewritten = Rewritten(lambda x: (x * torch.full([], 3.0), torch.arange(3), torch.full([], 3.0)), (8,))
+    _, numbers, three = rewritten.module.graph.output_node().args[0]
+    assert device_of(numbers) == CPU and device_of(three) == CPU
+    assert numbers.kwargs["device"] == three.kwargs["device"] == "cpu"
+    rewritten.same()
+
+
+# -- round trips
+
+
+def test_detour_over_the_host_stays_on_the_device(cuda):
+    def function(x):
+        peaks = 1 + 0.5 * x.amax(0).cpu()
+        return (x / peaks.to(x.device),)
+
+    rewritten = Rewritten(function, (8, 8))
+    assert rewritten.applied == {"round_trips"} and rewritten.on_cpu() == []
+    expect_on_device(rewritten)
+    rewritten.same(exact=False)
+
+
+def test_detour_with_a_tensor_of_the_host_uploads_that(cuda):
+    rewritten = Rewritten(lambda x, b: (x * (x.sum(0).cpu() + b).to(x.device),), (8, 8), host(8))
+    assert rewritten.uploaded == [["b_1"]]
+    expect_on_device(rewritten)
+    rewritten.same(exact=False)
+
+
+def test_value_seen_on_the_host_is_computed_there_as_well(cuda):
+    def function(x):
+        b = x.amax(0).cpu() + 1
+        return (x * b.to(x.device), b)
+
+    rewritten = Rewritten(function, (8, 8))
+    assert rewritten.on_cpu() == ["prims.device_put.default", "aten.add.Tensor"]
+    assert rewritten.mixed() == [] and len(rewritten.crossings()) == 1
+    rewritten.same(exact=False)
+
+
+@pytest.mark.parametrize("view", [lambda h: h, lambda h: h.unsqueeze(0), lambda h: h.T])
+def test_bare_detour_that_is_returned_stays(cuda, view):
+    """The copy has memory of its own; the compiler would make it the same memory again."""
+
+    def function(x):
+        h = x.sin()
+        return (h, view(h.cpu()).to(x.device))
+
+    rewritten = Rewritten(function, (8, 8))
+    assert len(rewritten.crossings()) == 2 and "memory" in rewritten.refused
+    rewritten.same()
+
+
+def test_comparison_of_what_the_device_gave_is_exact(cuda):
+    rewritten = Rewritten(lambda x: (x * (x.amax(0).cpu() > 0.5).to(x.device),), (8, 8))
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda h: h * 0.1 > 0.5,
+        lambda h: (h * 3).long(),
+        lambda h: h.long(),
+        lambda h: h.sort()[0],
+        lambda h: h.half() + 1,
+        lambda h: (h > 0).long() // 2,
+    ],
+)
+def test_detour_that_rounding_could_decide_stays(cuda, compute):
+    rewritten = Rewritten(lambda x: (x * compute(x.sum(0).cpu()).to(x.device),), (8, 8))
+    assert not rewritten.applied and rewritten.refused
+    assert len(rewritten.crossings()) == 2
+    rewritten.same()
+
+
+# -- switches and failures
+
+
+@pytest.mark.parametrize(
+    "name, function, specs",
+    [
+        ("uploads", lambda x, i: (x * i.to(x.device),), ((8,), host(8))),
+        ("host_scalars", lambda x, s: (x * s,), ((8,), host())),
+        ("host_arithmetic", lambda x: (x * (torch.arange(8) < 3).to(x.device),), ((8,),)),
+        ("round_trips", lambda x: (x * x.sin().cpu().to(x.device),), ((8,),)),
+    ],
+)
+def test_each_has_its_switch(cuda, name, function, specs):
+    assert name in Rewritten(function, *specs).applied
+    assert name not in Rewritten(function, *specs, on=ALL - {name}).applied
+
+
+def test_failure_is_undone_and_named(cuda, monkeypatch):
+    def broken(graph, switches):
+        graph.erase_node(next(iter(graph.find_nodes(op="output"))))
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(applying, "_STEPS", ((broken, tuple(ALL)),))
+    module = traced(lambda x, s: (x * s,), (8,), host())
+    before = str(module.graph)
+    [outcome] = apply(module, ALL)
+    assert str(module.graph) == before and not outcome.applied and "no such luck" in outcome.what
+    assert module.graph.output_node().meta[NOTES].outcomes == (outcome,)
+    with pytest.raises(ValueError):
+        apply(module, ALL, strict=True)
+
+
+def test_graph_without_host_values_is_left_alone(cuda):
+    module = traced(lambda x: (x.sin() @ x,), (8, 8))
+    before = str(module.graph)
+    assert apply(module, ALL) == () and str(module.graph) == before
+
+
+def test_graph_on_two_devices_is_left_alone(cuda):
+    other = {"size": (8,), "device": "cuda:1"}
+    module = traced(lambda x, y, s: (x * s, y * s), (8,), other, host())
+    before = str(module.graph)
+    assert apply(module, ALL) == () and str(module.graph) == before

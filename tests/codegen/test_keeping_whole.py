@@ -1,0 +1,151 @@
+"""What the rewrites do to the code that is generated: pieces, what crosses over, and what the report says about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.compile_fx import compile_fx_inner
+
+import pygraph_inductor
+from pygraph_inductor import config, settings
+from pygraph_inductor.codegen.generated_code import read
+from pygraph_inductor.codegen.graph_pass import GraphPass
+from pygraph_inductor.seams import compilation, compile_fx
+from pygraph_inductor.transform import apply as applying
+
+from .fake_cuda import Generated, compile_module, generate
+
+HOST = {"device": "cpu"}
+
+
+def numbers(x, i, s):
+    return (i + s, x * s)
+
+
+def lengths(x, host):
+    mask = torch.arange(x.shape[1])[None] < host[:, None]
+    return ((x @ x) * mask.to(x.device),)
+
+
+def detour(x):
+    peaks = 1 + 0.5 * (x @ x).amax(0).cpu()
+    return ((x / peaks.to(x.device)) @ x,)
+
+
+def index(x, host):
+    return (x.sin()[host] * 2,)
+
+
+def made(function: Any, *specs: Any, folder: Any, **kwargs: Any) -> Generated:
+    """As within a compilation of ours, which rewrites each graph before Inductor compiles it."""
+    ours = replace(compilation.from_knobs(), asked=True)
+    inner = compile_fx._remembering(compile_fx_inner, ours)
+    return generate(function, *specs, folder=folder, inner=inner, **kwargs)
+
+
+CASES = pytest.mark.parametrize(
+    "function, specs",
+    [
+        (numbers, [(8, 8), {"size": (8,), "dtype": torch.int32}, {"size": (), "dtype": torch.int64, **HOST}]),
+        (lengths, [(8, 8), {"size": (8,), "dtype": torch.int64, **HOST}]),
+        (detour, [(8, 8)]),
+        (index, [(8, 8), {"size": (3,), "dtype": torch.int64, **HOST}]),
+    ],
+)
+
+
+@CASES
+def test_one_piece_whose_inputs_are_all_on_the_device(cuda, tmp_path, function, specs):
+    generated = made(function, *specs, folder=tmp_path)
+    texts = read(generated.source)
+    assert set(texts) == {"call", "partition_0"}
+    assert "= empty_strided_cpu(" not in generated.source and "cpp_fused" not in generated.source
+    for name in texts["partition_0"].inputs:
+        assert not name.startswith(("host", "s_")), name
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.pieces == 1 and facts.kernels[0] == facts.kernels[1]
+    assert any("not done" not in line for line in facts.rewrites)
+
+
+@CASES
+def test_without_them_it_is_otherwise(cuda, tmp_path, function, specs):
+    """Else the test above shows nothing."""
+    with config.patch(transform=False):
+        generated = made(function, *specs, folder=tmp_path)
+    texts = read(generated.source)
+    on_host = "= empty_strided_cpu" in generated.source or any(
+        name.startswith("host") for name in texts["partition_0"].inputs
+    )
+    assert on_host
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.rewrites == []
+
+
+def test_outputs_of_the_host_stay_there(cuda, tmp_path):
+    """Inductor's own pass gives both to the device."""
+
+    def function(x, s):
+        return (x * 2, s + 1, torch.arange(3))
+
+    generated = made(function, (8, 8), {"size": (), **HOST}, folder=tmp_path)
+    [graph] = generated.graphs
+    call = generated.source[generated.source.rindex("def call") :]
+    returned = call[call.index("return (") :].partition(")")[0].removeprefix("return (").split(", ")
+    for name in [name.strip(" ,") for name in returned][1:]:
+        assert f"{name} = empty_strided_cpu(" in call, call
+    assert len(returned) >= 3 and graph is not None
+
+
+def test_cut_is_reported_with_the_line_that_makes_it(cuda, tmp_path):
+    def sorts(x):
+        on_host = x.sum(0).cpu().sort()[0]
+        return x * on_host.to(x.device)
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return sorts(x)
+
+    compile_module(Module(), (8, 8), folder=tmp_path, mode="reduce-overhead")
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.pieces == 2
+    cut = next(line for line in facts.cuts if "sort" in line)
+    assert "it runs on the CPU" in cut and "test_keeping_whole.py:" in cut
+    assert any("not done" in line and "sort" in line for line in facts.rewrites)
+    text = str(pygraph_inductor.report())
+    assert "2 pieces" in text and cut in text
+
+
+def test_failing_rewrite_breaks_no_compilation(cuda, tmp_path, monkeypatch):
+    def broken(graph, switches):
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(applying, "_STEPS", ((broken, tuple(applying.ALL)),))
+    made(detour, (8, 8), folder=tmp_path)
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.pieces == 2
+    assert any("undone" in line and "no such luck" in line for line in facts.rewrites)
+
+
+def test_every_rewrite_has_a_knob_and_every_knob_a_rewrite():
+    assert settings.rewrites() == applying.ALL
+    with config.patch(transform=False):
+        assert settings.rewrites() == frozenset()
+    with config.patch(transform_uploads=False):
+        assert settings.rewrites() == applying.ALL - {"uploads"}
+
+
+def test_rewrites_that_are_on_are_part_of_the_key():
+    keys = set()
+    for patch in ({}, {"transform": False}, {"transform_uploads": False}):
+        with config.patch(**patch), compilation.going_on(compilation.from_knobs()):
+            keys.add(GraphPass().uuid())
+    assert len(keys) == 3
+
+
+def test_graph_that_inductor_does_not_cut_is_not_rewritten(cuda, tmp_path):
+    """Without partitions an upload would cost the function its graph."""
+    generated = made(index, *CASES.args[1][3][1], folder=tmp_path, options={"graph_partition": False})
+    assert "pygraph_inductor.upload" not in generated.source

@@ -1,56 +1,87 @@
 """Brings the values of CPU tensors to the device before a replay: packed, and in one asynchronous copy.
 
-What generated code calls through the operator `pygraph_inductor::upload` (transform/operators.py). The result is an
-ordinary device tensor, so a graph borrows it as it borrows any other input.
+What generated code calls through the operator `pygraph_inductor::upload` (transform/operators.py). The results are
+ordinary device tensors, so a graph borrows them as it borrows any other input.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 # A tensor with more bytes than this is copied as the program would have had it copied: the detour over pinned memory
-# is meant for scalars, lengths, indices and masks, and keeps what it used pinned.
+# is meant for numbers, lengths, indices and masks, and keeps what it used pinned.
 STAGED_BYTES = 4 << 20
-_FEW_BYTES, _LITTLE, _MUCH = 16, 16, 256  # alignment: kernels load 16 bytes at once, libraries look at 256
+_ALIGNMENT = 256  # kernels load 16 bytes at once, and libraries choose by up to this
 
 
-def upload(hosts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Copies of `hosts` on `device`, with the contents of this moment: later writes of the host do not reach them."""
+def upload(numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The 0-d `numbers` as one 1-d device tensor per dtype, in the order of `by_dtype`; then copies of `hosts`.
+
+    With the contents of this moment: later writes of the host do not reach them.
+    """
+    groups = list(by_dtype(numbers).values())
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return [_alone(host, device) for host in hosts]
-    small = [number for number, host in enumerate(hosts) if 0 < host.nbytes <= STAGED_BYTES]
-    if not small:
-        return [_copied(host, device) for host in hosts]
-    dense = [_dense(hosts[number]) for number in small]
-    offsets, total = _offsets(dense)
+        return [_frozen(group, device) for group in groups] + [_copied(host, device) for host in hosts]
+    pieces = [_Piece(group[0].dtype, (len(group),), (1,), group) for group in groups]
+    pieces += [_piece(host) for host in hosts if 0 < host.nbytes <= STAGED_BYTES]
+    packed = iter(_packed(pieces, device)) if pieces else iter(())
+    results = [next(packed) for _ in groups]
+    return results + [next(packed) if 0 < one.nbytes <= STAGED_BYTES else _copied(one, device) for one in hosts]
+
+
+def by_dtype(numbers: Sequence[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
+    """The numbers of each dtype, in order."""
+    groups: dict[torch.dtype, list[torch.Tensor]] = {}
+    for number in numbers:
+        groups.setdefault(number.dtype, []).append(number)
+    return groups
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One result and what goes into it: 0-d tensors one after the other, or the memory of one dense tensor."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    sources: list[torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * sum(source.numel() for source in self.sources)
+
+
+def _piece(host: torch.Tensor) -> _Piece:
+    dense = _dense(host)
+    return _Piece(host.dtype, tuple(host.size()), tuple(dense.stride()), [dense])
+
+
+def _packed(pieces: Sequence[_Piece], device: torch.device) -> list[torch.Tensor]:
+    offsets, total = [], 0
+    for piece in pieces:
+        total = -(-total // _ALIGNMENT) * _ALIGNMENT
+        offsets.append(total)
+        total += piece.nbytes
     # The allocator of pinned memory hands a block out again only when copies from it are done.
     staging = torch.empty(total, dtype=torch.uint8, pin_memory=True)
-    start = staging.data_ptr()
-    for host, offset in zip(dense, offsets, strict=True):
-        ctypes.memmove(start + offset, host.data_ptr(), host.nbytes)
+    for piece, offset in zip(pieces, offsets, strict=True):
+        if len(piece.sources) == 1:
+            ctypes.memmove(staging.data_ptr() + offset, piece.sources[0].data_ptr(), piece.nbytes)
+        else:
+            torch.stack(piece.sources, out=staging[offset : offset + piece.nbytes].view(piece.dtype))
     memory = torch.empty(total, dtype=torch.uint8, device=device)
     memory.copy_(staging, non_blocking=True)
     storage = memory.untyped_storage()
-    packed = {
-        number: torch.empty(0, dtype=host.dtype, device=device).set_(
-            storage, offset // host.itemsize, host.size(), host.stride()
+    return [
+        torch.empty(0, dtype=piece.dtype, device=device).set_(
+            storage, offset // piece.dtype.itemsize, piece.size, piece.stride
         )
-        for number, host, offset in zip(small, dense, offsets, strict=True)
-    }
-    return [packed[number] if number in packed else _copied(host, device) for number, host in enumerate(hosts)]
-
-
-def _offsets(dense: Sequence[torch.Tensor]) -> tuple[list[int], int]:
-    offsets, end = [], 0
-    for host in dense:
-        alignment = _LITTLE if host.nbytes <= _FEW_BYTES else _MUCH
-        end = -(-end // alignment) * alignment
-        offsets.append(end)
-        end += host.nbytes
-    return offsets, end
+        for piece, offset in zip(pieces, offsets, strict=True)
+    ]
 
 
 def _dense(host: torch.Tensor) -> torch.Tensor:
@@ -68,8 +99,9 @@ def _copied(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_like(host, device=device).copy_(host)
 
 
-def _alone(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Without staging. In somebody else's capture a number is frozen, as eager freezes it, and a tensor is refused."""
-    if device.type == "cuda" and host.dim() == 0:
-        return torch.full((), host.item(), dtype=host.dtype, device=device)
-    return _copied(host, device)
+def _frozen(group: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Numbers in somebody else's capture: as eager freezes them, there is nothing to copy from."""
+    result = torch.empty(len(group), dtype=group[0].dtype, device=device)
+    for position, number in enumerate(group):
+        result[position].fill_(number.item())
+    return result

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph_inductor.replay.uploads import by_dtype
 from pygraph_inductor.transform.host_values import (
     ARITHMETIC,
     ROUND_TRIPS,
@@ -257,24 +258,38 @@ def _hoist(graph: fx.Graph, leaves: list[fx.Node]) -> fx.Node:
     return last
 
 
-def _call_upload(work: _Work, leaves: list[fx.Node], behind: fx.Node) -> dict[fx.Node, fx.Node]:
-    """An upload behind a node; returns the device tensor of each leaf."""
-    graph, device = work.graph, work.hosts.device
-    with graph.inserting_after(behind):
-        upload = graph.call_function(UPLOAD, (list(leaves), device))
-    _explain(upload, leaves[0])
-    fake = leaves[0].meta["val"].fake_mode
-    with fake:
-        upload.meta["val"] = UPLOAD([leaf.meta["val"] for leaf in leaves], device)
-    found = {}
-    last = upload
-    for number, leaf in enumerate(leaves):
-        with graph.inserting_after(last):
-            last = graph.call_function(_ITEM, (upload, number))
-        last.meta["val"] = upload.meta["val"][number]
-        _explain(last, leaf)
-        found[leaf] = last
+def _call_upload(work: _Work, leaves: list[fx.Node], behind: fx.Node, own: bool = False) -> dict[fx.Node, fx.Node]:
+    """An upload behind a node; returns the device tensor of each leaf.
+
+    Numbers of one type are packed into one tensor and taken out of it in the graph: one slot for all of them.
+    """
+    numbers = [leaf for leaf in leaves if leaf.meta["val"].dim() == 0 and not own]
+    packed = set(numbers)
+    tensors = [leaf for leaf in leaves if leaf not in packed]
+    arguments = (numbers, tensors, work.hosts.device)
+    upload = _node_behind(work.graph, behind, leaves[0], UPLOAD, arguments)
+    groups = by_dtype([leaf.meta["val"] for leaf in numbers])
+    last, packs = upload, {}
+    for position, dtype in enumerate(groups):
+        packs[dtype] = last = _node_behind(work.graph, last, leaves[0], _ITEM, (upload, position))
+    found, taken = {}, dict.fromkeys(groups, 0)
+    for leaf in numbers:
+        dtype = leaf.meta["val"].dtype
+        select = torch.ops.aten.select.int
+        found[leaf] = last = _node_behind(work.graph, last, leaf, select, (packs[dtype], 0, taken[dtype]))
+        taken[dtype] += 1
+    for position, leaf in enumerate(tensors, len(groups)):
+        found[leaf] = last = _node_behind(work.graph, last, leaf, _ITEM, (upload, position))
     return found
+
+
+def _node_behind(graph: fx.Graph, behind: fx.Node, origin: fx.Node, target: Any, arguments: tuple[Any, ...]) -> fx.Node:
+    with graph.inserting_after(behind):
+        node = graph.call_function(target, arguments)
+    with origin.meta["val"].fake_mode:
+        node.meta["val"] = target(*fx.node.map_arg(arguments, lambda one: one.meta["val"]))
+    _explain(node, origin)
+    return node
 
 
 def _explain(node: fx.Node, origin: fx.Node) -> None:
@@ -325,7 +340,7 @@ _WHAT = {
 def _on_its_own(work: _Work, place: _Place) -> fx.Node:
     """A node with the value of a host tensor in memory that nobody else has."""
     if place.way.leaves and not place.way.back:
-        return _call_upload(work, [place.host], place.user)[place.host]
+        return _call_upload(work, [place.host], place.user, own=True)[place.host]
     shared, work.made = work.made, {leaf: work.made[leaf] for leaf in place.way.leaves if leaf in work.made}
     try:
         return _on_device(work, place.host, place.user)

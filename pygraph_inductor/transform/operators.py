@@ -11,12 +11,16 @@ from pygraph_inductor.replay import uploads
 _LIBRARY = torch.library.Library("pygraph_inductor", "FRAGMENT")
 
 
-def _like(hosts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    return [torch.empty_like(host, device=device) for host in hosts]
+def _like(numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    groups = uploads.by_dtype(numbers)
+    results = [torch.empty(len(group), dtype=dtype, device=device) for dtype, group in groups.items()]
+    return results + [torch.empty_like(host, device=device) for host in hosts]
 
 
 # What reads the host on every call cannot be inside a graph, and the tag says so to Inductor's partitioner.
-_LIBRARY.define("upload(Tensor[] hosts, Device device) -> Tensor[]", tags=(torch.Tag.cudagraph_unsafe,))
+_LIBRARY.define(
+    "upload(Tensor[] numbers, Tensor[] hosts, Device device) -> Tensor[]", tags=(torch.Tag.cudagraph_unsafe,)
+)
 _LIBRARY.impl("upload", uploads.upload, "CompositeExplicitAutograd")
 torch.library.register_fake("pygraph_inductor::upload", _like, lib=_LIBRARY)
 

@@ -98,7 +98,7 @@ class Rewritten:
 
     @property
     def uploaded(self) -> list[list[str]]:
-        return [[one.name for one in call.args[0]] for call in self.calls]
+        return [[one.name for one in (*call.args[0], *call.args[1])] for call in self.calls]
 
     def on_cpu(self) -> list[str]:
         """What the CPU computes."""

@@ -282,5 +282,23 @@ class CudaDriver:
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return torch.cuda.mem_get_info(self.device)[0] + cached
 
+    def soil_free_memory(self, byte: int) -> None:
+        # The allocator gives out the block that fits best: asking for the sizes of all that is free, the largest
+        # first, gets just that, and nobody else can be in it meanwhile.
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        sizes = [
+            block["size"]
+            for segment in torch.cuda.memory_snapshot(include_traces=False)
+            if segment["device"] == self._index and segment["stream"] == stream and not segment.get("is_expandable")
+            if tuple(segment["segment_pool_id"]) == (0, 0)
+            for block in segment["blocks"]
+            # A remainder of a large segment would be asked of the small ones, which may have none like it.
+            if block["state"] == "inactive" and (segment["segment_type"] == "small") == (block["size"] <= 1 << 20)
+        ]
+        with contextlib.suppress(torch.OutOfMemoryError):
+            held = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sorted(sizes, reverse=True)]
+            for block in held:
+                block.fill_(byte)
+
     def release_cached(self) -> None:
         torch.cuda.empty_cache()

@@ -281,6 +281,12 @@ class Driver(Protocol):
     def free_bytes(self) -> int:
         """Memory that could still be allocated."""
 
+    def soil_free_memory(self, byte: int) -> None:
+        """Overwrite what the allocator holds free, so that memory that a call does not write differs between calls.
+
+        Best effort, and only for the current stream's memory. Needs `guard`.
+        """
+
     def release_cached(self) -> None:
         """Give memory that is merely cached back (before an out-of-memory is taken as final)."""
 

@@ -5,8 +5,6 @@ Verification needs to know what a call wrote and whether two calls agree, in bou
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +16,9 @@ _CHUNK_WORDS = 1 << 22  # of 8 bytes: what a digest needs besides the tensor is 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:
     # The gaps of a strided tensor may be somebody else's: only its own elements are read and put back.
-    return bytes_of(tensor) if covers_its_span(tensor) or overlaps_itself(tensor) else alias_of(tensor)
+    if covers_its_span(tensor) or overlaps_itself(tensor):
+        return bytes_of(tensor).view(tensor.dtype)
+    return alias_of(tensor)
 
 
 class Kept:
@@ -37,9 +37,9 @@ class Kept:
         """Whether the tensors still hold, bit for bit, what was kept."""
         return all(same_bits(original, copy) for original, copy in zip(self._originals, self._copies, strict=True))
 
-    def distances(self) -> list[float]:
-        """The largest absolute difference between each tensor now and as it was kept."""
-        return [largest_difference(pair) for pair in zip(self._originals, self._copies, strict=True)]
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor as it was kept, and as it is now."""
+        return list(zip(self._copies, self._originals, strict=True))
 
 
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,19 +80,3 @@ def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
     if not tensors:
         return []
     return torch.stack([_digest(tensor.detach()) for tensor in tensors]).tolist()
-
-
-def largest_difference(runs: Sequence[torch.Tensor]) -> float:
-    """The largest absolute difference of any element between any two runs; 0.0 only where all bits agree."""
-    return max((_difference(a, b) for a, b in itertools.combinations(runs, 2)), default=0.0)
-
-
-def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    if a.numel() == 0 or same_bits(a, b):
-        return 0.0
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    first, second = a.to(wide), b.to(wide)
-    alike = (first == second) | (first.isnan() & second.isnan())  # equal infinities and shared nans do not differ
-    gap = torch.where(alike, 0.0, (first - second).abs())
-    # Other bits are a difference even where float64 sees none: -0.0, integers beyond 2**53.
-    return max(float(gap.nan_to_num(nan=float("inf")).max()), math.ulp(0.0))

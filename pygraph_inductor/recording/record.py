@@ -26,9 +26,9 @@ from pygraph_inductor.recording.outputs import returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
 from pygraph_inductor.recording.trial import NotSeen, NotTried, Trial, run_trial
-from pygraph_inductor.recording.verify import Mismatch, verify
+from pygraph_inductor.recording.verify import UNTOUCHED, Mismatch, storages_of, verify
 from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
-from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer
+from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer, guarded
 from pygraph_inductor.reporting import RecordingFacts
 from pygraph_inductor.reporting.facts import warn_once
 from pygraph_inductor.selection.calibration import coefficients
@@ -50,13 +50,13 @@ class Recording:
     generators: tuple[torch.Generator, ...]
     log: RecordingFacts
     launcher: Any | None = None
-    indirection: Prepared | None = None  # the graph runs kernels of modules that go when their twins go
     # A callable in front of the launcher alone, for calls that are timed.
     alone: Callable[[list[Any]], Any] | None = None
     # While it is not decided whether it pays; afterwards what looks back at the decision.
     measurement: Measurement | None = None
     watch: Watch | None = None
     took_ns: int = 0  # to record it
+    indirection: Prepared | None = None  # the graph runs kernels of modules that go when their twins go
     closed: bool = False
     failures: int = 0  # of its key, before
     python_replays: int = 0
@@ -151,12 +151,13 @@ def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> At
         # They were not kept, so this call cannot be repeated; the next one can.
         attempt.refusal = Refusal("it writes to inputs that were not declared as written", passing=True)
         return attempt
-    outputs = sum(value.untyped_storage().nbytes() for value in trial.returned if isinstance(value, torch.Tensor))
-    if needed + 4 * outputs > budget:
-        attempt.refusal = Refusal(f"verifying it needs {needed + 4 * outputs} bytes, {budget} are allowed")
+    room = budget - needed
+    outputs = sum(guarded(nbytes) for nbytes in storages_of(trial.returned).values())
+    if outputs > room:
+        attempt.refusal = Refusal(f"verifying it needs {needed + outputs} bytes, {budget} are allowed")
         return attempt
     try:
-        _record_after(trial, request, attempt)
+        _record_after(trial, request, attempt, room)
     except torch.OutOfMemoryError as error:
         request.driver.release_cached()
         attempt.refusal = Refusal(f"out of memory while recording: {_first_line(error)}", passing=True)
@@ -189,7 +190,7 @@ def _plain_call(request: Request) -> Callable[[], Any]:
     return lambda: run_plainly(request.run, list(request.inputs), request.checked, request.written, seeds)
 
 
-def _record_after(trial: Trial, request: Request, attempt: Attempt) -> None:
+def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -> None:
     """Capture and verify; a mismatch moves all slots to the copy engine, a second one gives up."""
     buffers = buffers_of(trial)
     work = Work(
@@ -214,7 +215,7 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt) -> None:
     indirection: Watching | Prepared | None = Watching(twins) if twins and engine in _INDIRECT else None
     while True:
         try:
-            outcome = _try_with(work, request, staged, indirection)
+            outcome = _try_with(work, request, staged, indirection, room)
         except Exception as error:
             if request.facts.settings.strict or not isinstance(indirection, Prepared):
                 raise
@@ -261,7 +262,7 @@ def _places(request: Request, buffers: Sequence[Any]) -> list[Place]:
 
 
 def _try_with(
-    work: Work, request: Request, staged: frozenset[int], indirection: Watching | Prepared | None
+    work: Work, request: Request, staged: frozenset[int], indirection: Watching | Prepared | None, room: int
 ) -> Recording | Prepared | tuple[str, frozenset[int]]:
     """A recording with `staged` on the copy engine, or a reason and the places that should be staged, too.
 
@@ -295,7 +296,7 @@ def _try_with(
             for node in pair.needless:
                 captured.graph.disable(captured.graph.nodes[node])
             replay = functools.partial(_guarded_replay, player, work.inputs)
-            verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors)
+            verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors, room)
         except (Mismatch, ReplayFailed, UpdateRefused) as error:
             captured.graph.close()
             return str(error), all_places
@@ -325,9 +326,9 @@ def _guarded_replay(player: Player, inputs: Sequence[Any]) -> Any:
     """A replay whose outputs cannot be right by accident, left over from the call before; nothing may be written
     behind them, as by an intermediate that had been in the place of an output and was larger.
     """
-    fresh, guards = player.guarded_outputs(0xA5)
+    fresh, guards = player.guarded_outputs(UNTOUCHED)
     result = player.launch(inputs, player.prepare(inputs, fresh))
-    if not all(bool((guard == 0xA5).all()) for guard in guards):
+    if not all(bool((guard == UNTOUCHED).all()) for guard in guards):
         raise Mismatch("the replay writes behind an output")
     return result
 

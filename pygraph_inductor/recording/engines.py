@@ -2,41 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pygraph_inductor.recording.bindings import Found
+from pygraph_inductor.recording.capture import Work
 from pygraph_inductor.recording.indirection import Watching
-from pygraph_inductor.selection.cost_model import Choice, Coefficients, Consumers, choose, cost_of
+from pygraph_inductor.selection.calibration import coefficients
+from pygraph_inductor.selection.cost_model import Choice, Coefficients, Consumers, CostModel, SlotUse, choose, value
 
 WORTHWHILE = 1.0  # µs a call that have to be saved for twins to be compiled
+_SHOWN = 8  # slots whose costs are reported: those with the most consumers
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The places that shall be indirect, and what the model says about it, in µs a call."""
+    """The places that shall be indirect, and what the model says about it, in µs a call.
+
+    `slots` has the costs of single places, by engine: of those with the most consumers.
+    """
 
     places: frozenset[int]
     costs: dict[str, float]
     why: str
+    slots: dict[int, dict[str, float]]
 
 
-def wanted(
-    forced: bool, found: Found, watched: Watching, still: Collection[int], staged: Collection[int], c: Coefficients
-) -> Wanted:
-    """`forced`: every place that can be. `still` are the places that are not expected to move."""
-    consumers = _consumers(found, watched, staged)
-    moving = {place: one for place, one in consumers.items() if place not in still}
+def wanted(forced: bool, work: Work, written: Collection[int], found: Found, staged: Collection[int]) -> Wanted:
+    """`forced`: every place that can be. `written`: positions of inputs."""
+    assert isinstance(work.indirection, Watching)
+    c = coefficients(work.driver)
+    consumers = _consumers(found, work.indirection, staged)
+    moving = {number: one for number, one in consumers.items() if _moves(work, number)}
     choice = choose(moving, c)
+    slots = _costs_of_slots(work, written, consumers, c)
     costs = {"patch": choice.patched, "indirect": choice.indirected}
-    able = frozenset(place for place, one in consumers.items() if one.kernels)
+    able = frozenset(number for number, one in consumers.items() if one.kernels)
     if forced:
-        return Wanted(able, costs, "config.engine asks for it")
+        return Wanted(able, costs, "config.engine asks for a table", slots)
     if choice.indirect and choice.cost <= choice.patched - WORTHWHILE:
         costs["chosen"] = choice.cost
-        return Wanted(choice.indirect, costs, _words(choice, moving, c))
+        return Wanted(choice.indirect, costs, _words(choice, moving), slots)
     costs["chosen"] = choice.patched
-    return Wanted(frozenset(), costs, _words_for_patching(choice, moving, able))
+    return Wanted(frozenset(), costs, _words_for_patching(choice, moving, able), slots)
+
+
+def _moves(work: Work, number: int) -> bool:
+    place = work.places[number]
+    return place.is_output or place.source not in work.facts.static_inputs
+
+
+def _costs_of_slots(
+    work: Work, written: Collection[int], consumers: Mapping[int, Consumers], c: Coefficients
+) -> dict[int, dict[str, float]]:
+    model = CostModel(c)
+    shown = sorted(consumers, key=lambda number: -len(consumers[number].nodes))[:_SHOWN]
+    costs = {}
+    for number in shown:
+        place, one = work.places[number], consumers[number]
+        use = SlotUse(
+            nodes=len(one.nodes),
+            kernels=len(one.kernels),
+            nbytes=place.layout.span,
+            written=place.is_output or place.source in written,
+            moves=_moves(work, number),
+        )
+        by_engine = model.of(use, sharing=sum(1 for other in consumers.values() if other.kernels) or 1)
+        if not use.moves:
+            del by_engine["patch"]
+        else:
+            del by_engine["static"]
+        costs[number] = {engine: round(value(cost), 3) for engine, cost in by_engine.items()}
+    return costs
 
 
 def _consumers(found: Found, watched: Watching, staged: Collection[int]) -> dict[int, Consumers]:
@@ -52,15 +89,14 @@ def _consumers(found: Found, watched: Watching, staged: Collection[int]) -> dict
     return consumers
 
 
-def _words(choice: Choice, moving: dict[int, Consumers], c: Coefficients) -> str:
-    rest = cost_of((), {place: one for place, one in moving.items() if place not in choice.indirect}, c)
+def _words(choice: Choice, moving: Mapping[int, Consumers]) -> str:
     return (
         f"{len(choice.indirect)} of {len(moving)} slots through a table: {choice.cost:.1f} µs a call, "
-        f"patching all of them {choice.patched:.1f} µs, the others {rest:.1f} µs"
+        f"{choice.patched:.1f} µs if all were patched"
     )
 
 
-def _words_for_patching(choice: Choice, moving: dict[int, Consumers], able: Collection[int]) -> str:
+def _words_for_patching(choice: Choice, moving: Mapping[int, Consumers], able: Collection[int]) -> str:
     if not moving:
         return "no slot is expected to move"
     if not able:

@@ -39,6 +39,7 @@ class Watching:
     def __init__(self, twins: Twins) -> None:
         self.twins = twins
         self.launches: list[Launch] = []
+        self.asked: Any = None  # engines.Wanted: what the plan made of it
         self.refusals: dict[str, str] = {}  # by kernel: why an argument that is a slot cannot be indirect
 
     @contextlib.contextmanager
@@ -106,6 +107,7 @@ class Prepared:
 
     steering: Steering
     places: frozenset[int]
+    watched: Watching
 
 
 def prepare(watched: Watching, chosen: Collection[int], driver: Driver) -> Prepared | None:
@@ -127,4 +129,5 @@ def prepare(watched: Watching, chosen: Collection[int], driver: Driver) -> Prepa
         return None
     entries = {place: entry for entry, place in enumerate(sorted(served))}
     arguments_of = {kernel: frozenset(known) for kernel, known in ready.items()}
-    return Prepared(Steering(watched.twins, driver.new_table(len(entries)), entries, arguments_of), frozenset(served))
+    steering = Steering(watched.twins, driver.new_table(len(entries)), entries, arguments_of)
+    return Prepared(steering, frozenset(served), watched)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind, UpdateRefused
+from pygraph_inductor.driver.protocol import TWIN, Driver, Graph, NodeKind, UpdateRefused
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
-from pygraph_inductor.recording.capture_pair import Pair, captured_twice
+from pygraph_inductor.recording.capture_pair import captured_twice
 from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
@@ -31,12 +31,12 @@ from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, 
 from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer, guarded
 from pygraph_inductor.reporting import RecordingFacts
 from pygraph_inductor.reporting.facts import warn_once
-from pygraph_inductor.selection.calibration import coefficients
 from pygraph_inductor.selection.drift import Watch
 from pygraph_inductor.selection.measuring import Measurement
 
 _INDIRECT = ("auto", Engine.INDIRECT.value)
 _BORROWING = (Engine.PATCH, Engine.INDIRECT)
+_WITHOUT_TABLE = "its kernels are given addresses, not a table of them"
 _PATCH = "pygraph_inductor.config.engine = 'patch' does not try"
 
 
@@ -228,7 +228,7 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
             continue
         reason, to_stage = outcome
         if isinstance(indirection, Prepared):  # first without twins, then without patching
-            warn_once(request.facts, reason, "its kernels are given addresses, not a table of them", _PATCH)
+            warn_once(request.facts, reason, _WITHOUT_TABLE, _PATCH)
             indirection = None
             continue
         notes.append(reason)
@@ -282,9 +282,15 @@ def _try_with(
         if unexplained is not None:
             captured.graph.close()
             return unexplained, all_places
-        if isinstance(indirection, Watching) and (again := _twins_for(work, request, pair, indirection, staged)):
-            captured.graph.close()
-            return again
+        if isinstance(indirection, Watching):
+            try:
+                again = _twins_for(work, request, pair.found, indirection, staged)
+            except BaseException:
+                captured.graph.close()
+                raise
+            if again is not None:
+                captured.graph.close()
+                return again
         indirect = prepared.places if prepared else frozenset()
         plan = _plan(work, request, captured, pair.found, staged, indirect)
         player = Player(plan, captured.graph, work.driver, staging)
@@ -305,21 +311,25 @@ def _try_with(
             raise
         del held
     log = _log(work, plan, captured, len(pair.needless))
+    if indirection is not None:
+        watched = indirection.watched if isinstance(indirection, Prepared) else indirection
+        _log_engines(log, work, plan, watched)
     return Recording(player, captured.graph, work.pool, tuple(work.generators), log, indirection=prepared)
 
 
-def _twins_for(work: Work, request: Request, pair: Pair, watched: Watching, staged: frozenset[int]) -> Prepared | None:
-    """The twins that the plan asks for, or None if it asks for none."""
-    still = {
-        n for n, place in enumerate(work.places) if not place.is_output and place.source in work.facts.static_inputs
-    }
+def _twins_for(
+    work: Work, request: Request, found: Found, watched: Watching, staged: frozenset[int]
+) -> Prepared | None:
+    """The twins that the plan asks for; None if it asks for none, or they cannot be had."""
     forced = request.facts.settings.engine == Engine.INDIRECT.value
-    asked = wanted(forced, pair.found, watched, still, staged, coefficients(work.driver))
     try:
-        return prepare(watched, asked.places, work.driver) if asked.places else None
-    except BaseException:
-        pair.captured.graph.close()
-        raise
+        watched.asked = wanted(forced, work, request.written, found, staged)
+        return prepare(watched, watched.asked.places, work.driver)
+    except Exception as error:
+        if request.facts.settings.strict:
+            raise
+        warn_once(request.facts, _first_line(error), _WITHOUT_TABLE, _PATCH)
+        return None
 
 
 def _guarded_replay(player: Player, inputs: Sequence[Any]) -> Any:
@@ -378,6 +388,7 @@ def _log(work: Work, plan: Plan, captured: Captured, disabled: int) -> Recording
     inputs = [slot for slot in plan.slots if not slot.is_output]
     shapes = ", ".join("x".join(map(str, slot.layout.size)) or "scalar" for slot in inputs[:4])
     return RecordingFacts(
+        twins=sum(node.name.endswith(TWIN) for node in captured.graph.nodes),
         key=shapes + (", …" if len(inputs) > 4 else ""),
         nodes={kind: count for kind, count in kinds.items() if count},
         kernels=kinds[NodeKind.KERNEL.value],
@@ -386,3 +397,17 @@ def _log(work: Work, plan: Plan, captured: Captured, disabled: int) -> Recording
         bytes_borrowed=sum(slot.layout.span for slot in inputs if slot.engine in _BORROWING),
         verdict="verified",
     )
+
+
+def _log_engines(log: RecordingFacts, work: Work, plan: Plan, watched: Watching) -> None:
+    """Why slots have the engines they have."""
+    asked = watched.asked
+    if asked is None:
+        return
+    log.engine_costs = {engine: round(cost, 3) for engine, cost in asked.costs.items()}
+    log.why = asked.why
+    log.without_twins = dict(watched.refusals)
+    for number, costs in asked.slots.items():
+        place = work.places[number]
+        name = f"{'output' if place.is_output else 'input'} {place.source}"
+        log.slot_costs[name] = {"engine": plan.slots[number].engine.value, **costs}

@@ -33,6 +33,13 @@ class RecordingFacts:
     updates: int = 0  # nodes rewritten so far
     staged: int = 0  # slots copied through a staging buffer so far
     verdict: str = "unverified"
+    twins: int = 0  # kernels of the graph that find slots through a table
+    # Engine -> predicted µs a call if all slots had it that can; "chosen" is the plan's.
+    engine_costs: dict[str, float] = field(default_factory=dict)
+    why: str = ""  # the plan is what it is
+    # Slots with the most consumers -> their engine, and what each would cost on its own.
+    slot_costs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    without_twins: dict[str, str] = field(default_factory=dict)  # kernel -> why it is given addresses themselves
 
 
 @dataclass

@@ -21,9 +21,22 @@ def report_text(report: Report) -> str:
     """The whole report as text."""
     parts: list[RenderableType] = [functions_table(report.functions)]
     parts += [line for graph in report.graphs for line in graph_lines(graph)]
+    parts += [line for function in report.functions for line in engine_lines(function)]
     parts += [f"{name}: {value}" for name, value in report.installed.items()]
     parts += [f"declined: {line}" for line in report.declined]
     return rendered(*parts)
+
+
+def engine_lines(function: FunctionFacts) -> list[str]:
+    """How the latest recording is told where its slots are, and why so; which kernels could not be told by a table."""
+    latest = function.recordings[-1] if function.recordings else None
+    if latest is None or not latest.why:
+        return []
+    lines = [f"{function.name}: {latest.why}"]
+    if latest.twins:
+        lines.append(f"  {latest.twins} of {latest.kernels} kernels find them through a table")
+        lines += [f"  {kernel} does not: {reason}" for kernel, reason in sorted(latest.without_twins.items())]
+    return lines
 
 
 def graph_lines(graph: GraphFacts) -> list[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pygraph_inductor.codegen.twin import NotIndirectable, parameters_of, twin_of
-from pygraph_inductor.codegen.twin_kernels import TritonTwins, kernel_texts
+from pygraph_inductor.codegen.twin_kernels import TritonTwins, compiled_like, kernel_texts
 from pygraph_inductor.driver.protocol import TWIN
 from tests.unit.fresh_interpreter import ROOT, python
 
@@ -33,10 +36,6 @@ def whole_twin(text: str) -> str:
 def example(tmp_path: Path, name: str = "pointwise") -> str:
     (text,) = kernels_of(SHAPES[name], tmp_path).values()
     return text
-
-
-def function_of(text: str) -> ast.FunctionDef:
-    return next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name != "fn")
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -80,11 +79,16 @@ def test_twin_leaves_the_same_bytes(tmp_path: Path) -> None:
                 cases[f"{shape}: {name}, {len(some)} indirect"] = case
     file = tmp_path / "cases.json"
     file.write_text(json.dumps(cases))
-    done = python(
-        "-m", "tests.codegen.interpreted", str(file), cwd=ROOT, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")
-    )
+    done = interpreted(file)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     assert len(cases) > 40
+
+
+def interpreted(file: Path) -> subprocess.CompletedProcess[str]:
+    """Run the cases of a file; with the torch and the Triton of this process."""
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    cache = str(file.parent / "cache")
+    return python("-m", "tests.codegen.interpreted", str(file), PYTHONPATH=paths, TORCHINDUCTOR_CACHE_DIR=cache)
 
 
 def numbers_of(source: str, kernel: str) -> list[int | None]:
@@ -102,9 +106,7 @@ def test_interpreter_sees_a_twin_that_reads_elsewhere(tmp_path: Path) -> None:
     twin = whole_twin(text).replace("tl.load(in_ptr1)", "(tl.load(in_ptr1) + 4)")
     case = {"text": text, "twin": twin, "indirect": [0, 1, 2], "numbers": [None, None, None, 4096]}
     (tmp_path / "cases.json").write_text(json.dumps({"wrong": case}))
-    done = python(
-        "-m", "tests.codegen.interpreted", str(tmp_path / "cases.json"), cwd=ROOT, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)
-    )
+    done = interpreted(tmp_path / "cases.json")
     assert json.loads(done.stdout) == {"wrong": "the twin leaves other bytes than the kernel"}, done.stderr[-2000:]
 
 
@@ -195,3 +197,31 @@ def test_launch_without_an_entry_is_the_kernels_own(tmp_path: Path) -> None:
     meant.run("x", "y", "z", 4096, stream=0)
     assert kernel.launches == [("x", "y", "z", 4096)]
     assert meant.launches is kernel.launches
+
+
+def test_twin_is_compiled_once_in_the_configuration_that_won(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime import triton_heuristics
+
+    def launchers(self: Any) -> None:  # in place of loading onto a device
+        self.launchers = [SimpleNamespace(config=result.config) for result in self.compile_results]
+
+    monkeypatch.setattr(triton_heuristics.CachingAutotuner, "_make_launchers", launchers)
+    text = example(tmp_path, "looped reduction").replace("'max_autotune': False", "'max_autotune': True")
+    kernel = getattr(PyCodeCache.load(text), function_name(text))
+    assert len(kernel.configs) > 1
+    won = kernel.configs[-1]
+    kernel.launchers = [SimpleNamespace(config=won)]
+    name, twin_text = twin_of(text, ["in_ptr0"])
+    twin = compiled_like(kernel, name, twin_text)
+    (launcher,) = twin.launchers
+    assert (launcher.config.kwargs, launcher.config.num_warps) == (won.kwargs, won.num_warps)
+    assert launcher.config.found_by_coordesc and not getattr(won, "found_by_coordesc", False)
+    assert twin.fn.__name__ == name == kernel.fn.__name__ + TWIN
+    assert compiled_like(kernel, name, twin_text) is not twin  # each module's kernels have twins of their own
+
+
+def function_name(text: str) -> str:
+    found = re.search(r"^def (triton_\w+)", text, re.MULTILINE)
+    assert found
+    return found[1]

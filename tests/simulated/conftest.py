@@ -25,6 +25,22 @@ def driver() -> Iterator[SimulatedDriver]:
     driver.arena.limit = None
 
 
+# These pass with every engine: what they test, no engine may change.
+_WITH_BOTH_ENGINES = ("test_adversarial", "test_aliasing", "test_operator_outputs", "test_outputs")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.endswith(_WITH_BOTH_ENGINES):
+        metafunc.fixturenames.append("engine")
+        metafunc.parametrize("engine", ["auto", "indirect"], indirect=True)
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pygraph_inductor.config.patch(engine=request.param):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def simulating() -> Iterator[None]:
     with pygraph_inductor.config.patch(simulate=True):

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+import pygraph_inductor
 from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import F32, HandWritten, check
@@ -219,7 +220,8 @@ def test_hidden_address_is_caught_whatever_the_values(driver, dtype):
         names["cpp_fused_0"](out, x)
         return (out,)
 
-    function = HandWritten(body, driver)
+    with pygraph_inductor.config.patch(engine="patch"):  # a twin has no address of a slot that could be hidden
+        function = HandWritten(body, driver)
     check(function, lambda: [torch.randint(0, 9, (64,)).to(dtype)])
     assert set(function.recordings[0].log.slots) == {"copy"}
 

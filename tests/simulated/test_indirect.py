@@ -13,7 +13,7 @@ import pygraph_inductor
 from pygraph_inductor.driver import simulated
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN
 from pygraph_inductor.driver.simulated import SimulatedTable, SimulatedTwins
-from pygraph_inductor.recording import record
+from pygraph_inductor.recording import engines as planning
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
 from pygraph_inductor.selection.cost_model import Coefficients
@@ -185,15 +185,16 @@ def test_kernel_without_a_twin_is_patched_and_the_others_are_not(monkeypatch: py
 
 
 @pytest.mark.parametrize("problem", ["prepare", "new_table"])
-def test_failure_of_ours_while_twins_are_made_is_answered_plainly(monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
+def test_slots_are_patched_if_making_twins_fails(monkeypatch: pytest.MonkeyPatch, caplog: Any, problem: str) -> None:
     function = HandWritten(two_kernels)
 
     def fail(*args: Any) -> Any:
         raise RuntimeError("no")
 
     monkeypatch.setattr(function.driver if problem == "new_table" else SimulatedTwins, problem, fail)
-    check(function, two_vectors, replays=0)
-    assert function.log.reasons == ["RuntimeError: no"]
+    check(function, two_vectors)
+    assert engines(only(function)) == [Engine.PATCH] * 3
+    assert "RuntimeError: no; its kernels are given addresses" in caplog.text
 
 
 def costing(**microseconds: float) -> Callable[[Any], Coefficients]:
@@ -204,7 +205,7 @@ def costing(**microseconds: float) -> Callable[[Any], Coefficients]:
 def test_auto_takes_the_table_where_the_model_says_that_it_is_cheaper(
     monkeypatch: pytest.MonkeyPatch, load: float, chosen: bool
 ) -> None:
-    monkeypatch.setattr(record, "coefficients", costing(indirect_load=load))
+    monkeypatch.setattr(planning, "coefficients", costing(indirect_load=load))
     with pygraph_inductor.config.patch(engine="auto"):
         function = HandWritten(consumed_by(100))
     check(function, lambda: (torch.randn(8),))
@@ -213,7 +214,7 @@ def test_auto_takes_the_table_where_the_model_says_that_it_is_cheaper(
 
 
 def test_auto_leaves_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "coefficients", costing(indirect_load=0.0, table_node=0.0, node_update=100.0))
+    monkeypatch.setattr(planning, "coefficients", costing(indirect_load=0.0, table_node=0.0, node_update=100.0))
     weight = torch.randn(8)
     with pygraph_inductor.config.patch(engine="auto"):
         function = HandWritten(two_kernels, static_inputs=frozenset({1}))
@@ -259,3 +260,37 @@ def test_addresses_that_come_back_need_no_update() -> None:
     kept = [function(*pair) for pair in itertools.islice(itertools.cycle(pairs), 6)]
     wanted = [function.run(list(pair)) for pair in itertools.islice(itertools.cycle(pairs), 6)]
     assert all(torch.equal(a[0], b[0]) for a, b in zip(kept, wanted, strict=True))
+
+
+def test_report_says_what_engines_would_have_cost_and_why_one_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "coefficients", costing(node_update=0.5, indirect_load=0.25, table_node=4.0))
+    with pygraph_inductor.config.patch(engine="auto"):
+        function = HandWritten(consumed_by(10))
+    check(function, lambda: (torch.randn(8),))
+    log = only(function).log
+    assert log.engine_costs == {"patch": 5.0, "indirect": 2.5 + 4.0 + 0.3, "chosen": 5.0}
+    assert log.why == "patching 10 nodes costs 5.0 µs a call, a table 6.8 µs"
+    assert log.twins == 0
+    assert log.slot_costs["input 0"]["engine"] == "patch"
+    assert log.slot_costs["input 0"]["patch"] == 5.0
+    assert log.slot_costs["input 0"]["indirect"] == 2.5 + 4.3 / 2
+    assert log.slot_costs["input 0"]["copy"] > 20
+    assert log.why in str(pygraph_inductor.report())
+
+
+def test_report_says_which_kernels_have_no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = lambda self, kernel, arguments: "it is written by the user" if len(arguments) > 2 else None
+    monkeypatch.setattr(SimulatedTwins, "prepare", refuses)
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        out = empty(namespace, 8)
+        namespace["cpp_fused_0"](out, x)
+        namespace["cpp_fused_0"](out, x, x)
+        return (out,)
+
+    function = HandWritten(body)
+    check(function, lambda: (torch.randn(8),))
+    assert only(function).log.twins == 1
+    text = str(pygraph_inductor.report())
+    assert "1 of 3 kernels find them through a table" in text
+    assert "cpp_fused_0 does not: it is written by the user" in text

@@ -33,7 +33,7 @@ from pygraph_inductor.driver.stopwatch import EventStopwatch, identity_of
 from pygraph_inductor.driver.table import CudaTable
 
 # torch's stubs do not know it; generated code allocates with it.
-_empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
 
 
 Parameters = Kernel | Copy | Fill
@@ -249,7 +249,7 @@ class CudaDriver:
         return torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, size, stride)
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return _empty_strided_cuda(size, stride, dtype)
+        return empty_strided_cuda(size, stride, dtype)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and tensor.get_device() == self._index and tensor.layout is torch.strided

@@ -211,8 +211,8 @@ def page(result: dict[str, Any]) -> str:
         f"{where['gpu']}, {where['cpu']}, torch {where['torch']}, driver {where['driver']}, commit"
         f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"
         f" {result['calls_per_burst']} calls with new input tensors; in brackets the latency of one call. `nothing` is"
-        " a compiled function of the same signature that launches nothing; `inductor` is without graphs; `replay` is the"
-        " plain call captured whole and replayed raw; the floor is nothing, the outputs and the raw replay.",
+        " a compiled function of the same signature that launches nothing; `inductor` is without graphs; `replay` is"
+        " the plain call captured whole and replayed raw; the floor is nothing, the outputs and the raw replay.",
         "",
         "| | " + " | ".join(names) + " | floor | ours over the floor |",
         "|---" * (len(names) + 3) + "|",

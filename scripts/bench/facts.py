@@ -106,6 +106,20 @@ def dynamo_counters() -> dict[str, int]:
     return dict(found)
 
 
+def keep_no_decisions() -> None:
+    """Let this process decide for itself: others that compile beside it spoil what would be kept for it."""
+    from pygraph_inductor.seams import identity
+
+    identity.decisions_folder = lambda: None
+
+
+def undecided() -> int:
+    """How many decisions for or against a graph are still being measured."""
+    import pygraph_inductor
+
+    return sum(not one.chosen for function in pygraph_inductor.report().functions for one in function.decisions)
+
+
 def graphs_of(functions: Iterable[Any]) -> Graphs:
     """Sum what the package reports about its functions."""
     graphs = Graphs()
@@ -123,6 +137,7 @@ def graphs_of(functions: Iterable[Any]) -> Graphs:
             slots.update(recording.slots)
         where = f"{function.kind} {function.name}" + (f" ({function.source})" if function.source else "")
         graphs.cuts += [f"{reason} [{where}]" for reason in function.reasons]
+        graphs.decisions += [f"{one.chosen}: {one.reason} [{where}]" for one in function.decisions]
     graphs.slots = dict(sorted(slots.items()))
     return graphs
 

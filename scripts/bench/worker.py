@@ -28,6 +28,8 @@ from scripts.bench.stats import Spread
 from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, VARIANTS, Variant, active, compiled, unavailable
 
 WARM_UP = 4  # plain, recording, two replays
+UNSETTLED = 2  # plain, recording: what follows is timed to decide between them, which needs a quiet machine
+LONGEST = 120  # iterations until everything is decided
 STEADY = 6
 PROFILED = 3
 READY = "READY"
@@ -39,19 +41,35 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:400]
 
 
-def warm(variant: Variant, program: Program, draw: Draw, simulate: bool) -> tuple[Runner, Startup]:
-    """Compile a variant and run it until it is steady; seconds of the first call and of all of them."""
+def warm(
+    variant: Variant, program: Program, draw: Draw, simulate: bool, settled: bool = True
+) -> tuple[Runner, Startup]:
+    """Compile a variant and run it until it is steady; seconds of the first call and of all of them.
+
+    Not `settled`: only until it is recorded. `settle` does the rest.
+    """
     device = draw.device
     runner = Runner(variant, program, compiled(variant, program.function), simulate)
     started = time.perf_counter()
     first = 0.0
     with preserved(program), active(variant, simulate):
-        for number in range(WARM_UP):
+        for number in range(WARM_UP if settled else UNSETTLED):
             runner.iterate(program.fresh(draw))
             synchronize(device)
             if number == 0:
                 first = time.perf_counter() - started
+        if settled:
+            settle(runner, draw)
     return runner, Startup(round(first, 3), round(time.perf_counter() - started, 3), "shared")
+
+
+def settle(runner: Runner, draw: Draw) -> None:
+    """Go on until it is decided for every function whether its graph is used. Needs the variant to be active."""
+    for _ in range(LONGEST):
+        if not runner.variant.ours or not facts.undecided():
+            return
+        runner.iterate(runner.program.fresh(draw))
+        synchronize(draw.device)
 
 
 def capture_floor(plain: Runner, draw: Draw) -> Runner:
@@ -189,7 +207,8 @@ class Timed:
         if reason := unavailable(variant):
             self.results[variant.name] = VariantResult("not available", reason)
             return
-        self.attempt(variant, lambda: self.keep(warm(variant, self.program, self.draw, self.simulated)[0]))
+        settled = self.simulated or not variant.ours
+        self.attempt(variant, lambda: self.keep(warm(variant, self.program, self.draw, self.simulated, settled)[0]))
 
     def prepare_floor(self, plain: Runner) -> None:
         """Capture it; where that fails, it is found from the kernels later."""
@@ -221,6 +240,9 @@ class Timed:
 
     def time(self, seconds: float) -> None:
         """Interleaved rounds, then the floor from the profiler where it could not be captured."""
+        for runner in list(self.runners.values()):
+            with preserved(self.program), active(runner.variant, self.simulated):
+                self.attempt(runner.variant, partial(settle, runner, self.draw))
         before = len(report_functions())
         rounds = interleave(list(self.runners.values()), self.draw, self.device, seconds)
         for name, series in rounds.series.items():
@@ -287,6 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout = sys.stderr  # whatever a model prints
     torch._dynamo.config.recompile_limit = 64  # several variants share one function
     torch._dynamo.config.accumulated_recompile_limit = 1024
+    facts.keep_no_decisions()
     workload = all_workloads()[options.workload]
     variants = [VARIANTS[name] for name in options.variants.split(",") if name]
     device = torch.device(options.device)

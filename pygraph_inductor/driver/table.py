@@ -7,13 +7,15 @@ own replay, and a replay that still runs finds its own, too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import weakref
 from collections.abc import Sequence
 
 import torch
 
-from pygraph_inductor.driver.libcuda import bindings, checked, launch
+from pygraph_inductor.driver.libcuda import DriverError, bindings, checked, launch
 from pygraph_inductor.driver.protocol import TABLE_WRITER
 
 # Addresses per node. A launch's parameters may take 4 KiB; a smaller kernel is cheaper to update.
@@ -22,10 +24,19 @@ _THREADS = 128
 
 
 class CudaTable:
-    """Addresses in memory of the caching allocator, outside every graph's pool."""
+    """Addresses in memory of their own.
+
+    Neither of a graph's pool, where an intermediate could be in the same place, nor of the caching allocator, which
+    would give the memory away while a replay still reads it: giving it back to the driver waits for the device, as
+    giving back a graph's pool does.
+    """
 
     def __init__(self, length: int, device: torch.device) -> None:
-        self.entries = torch.zeros(length, dtype=torch.int64, device=device)
+        nbytes = 8 * length
+        address = int(checked(bindings().cuMemAlloc(nbytes)))
+        weakref.finalize(self, _free, address).atexit = False
+        storage = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
+        self.entries = torch.empty(0, dtype=torch.int64, device=device).set_(storage, 0, (length,), (1,))
         self._kernels = [(part, _kernel(device.index, _size_for(len(part)))) for part in _parts(length)]
         # Once outside of every capture: a function may be loaded as late as by its first launch, which a capture
         # does not permit. Then replays on other streams find the memory at rest.
@@ -42,6 +53,11 @@ class CudaTable:
             first = ctypes.c_uint64(self.entries.data_ptr() + part.start * self.entries.itemsize)
             blocks = -(-len(part) // _THREADS)
             launch(kernel, blocks, _THREADS, stream, (first, ctypes.c_uint32(len(part)), words))
+
+
+def _free(address: int) -> None:
+    with contextlib.suppress(DriverError):  # the device may be lost
+        checked(bindings().cuMemFree(address))
 
 
 def _parts(length: int) -> list[range]:

@@ -1,0 +1,304 @@
+"""Twins on the device: the same bits as the kernels themselves, from addresses that a graph's first node writes.
+
+The plain call runs the kernels, the replay their twins; `agree` compares them on addresses that move in every call.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph_inductor
+from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN
+from pygraph_inductor.recording import engines as planning
+from pygraph_inductor.recording.record import Recording
+from pygraph_inductor.replay.plan import Engine
+from pygraph_inductor.selection.cost_model import Coefficients
+from tests.gpu import models
+from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
+
+pytestmark = pytest.mark.timeout(300)
+F16, BF16, F64, I64 = torch.float16, torch.bfloat16, torch.float64, torch.int64
+
+
+@pytest.fixture(autouse=True)
+def indirectly() -> Iterator[None]:
+    """Every slot that can be is found through a table; errors of ours are not hidden by the plain call."""
+    with pygraph_inductor.config.patch(engine="indirect", selection=False, strict=True):
+        yield
+
+
+def randn(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*size, device=DEVICE).to(dtype)
+
+
+def below(limit: int, *size: int) -> torch.Tensor:
+    return torch.randint(0, limit, size, device=DEVICE)
+
+
+def recordings() -> list[Recording]:
+    """All recordings that are alive."""
+    return [one for one in gc.get_objects() if isinstance(one, Recording) and not one.closed]
+
+
+def names(recording: Recording) -> list[str]:
+    """What the driver calls the nodes of the graph that is replayed."""
+    return [node.name for node in recording.graph.nodes]
+
+
+def count(kind: Callable[[str], bool]) -> int:
+    return sum(kind(name) for recording in recordings() for name in names(recording))
+
+
+def is_twin(name: str) -> bool:
+    return name.endswith(TWIN)
+
+
+def is_table(name: str) -> bool:
+    return name == TABLE_WRITER
+
+
+def expect_twins(at_least: int = 1) -> None:
+    """Twins are in the graphs, a table is in front of them, and no twin holds a slot's address itself."""
+    assert count(is_twin) >= at_least, [names(recording) for recording in recordings()]
+    for recording in recordings():
+        nodes = names(recording)
+        if any(map(is_twin, nodes)):
+            assert is_table(nodes[0])
+        slots = [slot for slot in recording.player.plan.slots if slot.engine is Engine.INDIRECT]
+        for slot in slots:
+            bound = [nodes[binding.node] for binding in slot.bindings]
+            assert bound.count(TABLE_WRITER) == 1
+            assert sum(map(is_twin, bound)) == 0 or _is_also_given_directly(slot, recording)
+
+
+def _is_also_given_directly(slot: Any, recording: Recording) -> bool:
+    """A twin may be given a view that begins inside the slot: that address is rewritten."""
+    nodes = names(recording)
+    return all(binding.addend for binding in slot.bindings if is_twin(nodes[binding.node]))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A program whose kernels have one of the shapes that Inductor makes."""
+
+    function: Callable[..., Any]
+    make: Callable[[], Sequence[torch.Tensor]]
+    twins: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _in_place(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.add_(y)
+    return x * 2
+
+
+def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, (1024,), weight, bias).to(BF16)
+
+
+def _fp8(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    narrow = x.to(torch.float8_e4m3fn)
+    return narrow, (x * 2).to(torch.float8_e5m2), narrow.float() + 1
+
+
+SHAPES: dict[str, Shape] = {
+    "pointwise": Shape(lambda x, y: torch.relu(x + y) * 2, lambda: (randn(1000, 257), randn(1000, 257))),
+    "pointwise, wide": Shape(lambda x, y: x * y + 1, lambda: (randn(1 << 20), randn(1 << 20))),
+    "pointwise, mixed types": Shape(
+        lambda x, y, z: x.float() + y + z, lambda: (randn(64, 64, dtype=F16), randn(64, dtype=F64), below(9, 64, 64))
+    ),
+    "two tiles": Shape(lambda x, y: x.t() + y, lambda: (randn(513, 300), randn(300, 513))),
+    "strided": Shape(lambda x: x[3:, ::2] * 2, lambda: (randn(131, 64),)),
+    "persistent reduction": Shape(_layer_norm, lambda: (randn(128, 1024), randn(1024), randn(1024))),
+    "looped reduction": Shape(lambda x: (x.sum(-1), x.amax(-1)), lambda: (randn(16, 30000),)),
+    "reduction over the outer dimension": Shape(lambda x: x.sum(0), lambda: (randn(5000, 64),), twins=2),
+    "softmax": Shape(lambda x: torch.softmax(x, -1), lambda: (randn(64, 1000),)),
+    "welford": Shape(lambda x: torch.var_mean(x, -1), lambda: (randn(16, 9000),)),
+    "scan": Shape(lambda x: torch.cumsum(x, -1), lambda: (randn(32, 500),)),
+    "split scan": Shape(lambda x: torch.cumsum(x, 0), lambda: (randn(1 << 20),)),
+    "sort": Shape(lambda x: torch.sort(x, -1), lambda: (randn(64, 128),)),
+    "gather": Shape(lambda x, i: x[i] * 2, lambda: (randn(1000, 64, dtype=BF16), below(1000, 77))),
+    "embedding": Shape(
+        lambda w, i: torch.nn.functional.embedding(i, w) + 1, lambda: (randn(1000, 64), below(1000, 4, 77))
+    ),
+    "atomics": Shape(
+        lambda t, i, v: t.index_add(0, i, v), lambda: (randn(64, 64), below(64, 500), randn(500, 64)), twins=2
+    ),
+    "in place": Shape(_in_place, lambda: (randn(300, 300), randn(300, 300))),
+    "bool": Shape(lambda x, m: (torch.where(m, x, 0.0), m.logical_not()), lambda: (randn(4096), randn(4096) > 0)),
+    "fp8": Shape(_fp8, lambda: (randn(64, 64),)),
+    "foreach": Shape(lambda *x: torch._foreach_add(x, 2.0), lambda: (randn(64), randn(3, 5), randn(1000))),
+    "combo kernel": Shape(
+        lambda x, y: (x.sin(), y + 1), lambda: (randn(64, 8), randn(100)), options={"combo_kernels": True}
+    ),
+    "cooperative reduction": Shape(
+        lambda x: x.sum(), lambda: (randn(1 << 20),), options={"triton.force_cooperative_reductions": True}
+    ),
+    "random numbers": Shape(lambda x: torch.nn.functional.dropout(x, 0.5), lambda: (randn(300, 300),)),
+}
+
+
+def with_options(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    return torch.compile(function, options={"triton.cudagraphs": True, **options})
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_twins_give_the_same_bits_on_addresses_that_move(name: str) -> None:
+    shape = SHAPES[name]
+    with torch.no_grad():
+        call = with_options(shape.function, shape.options)
+        agree(call, lambda _: tuple(shape.make()), replays=CALLS - 2)
+    expect_twins(shape.twins)
+
+
+def test_matmul_template_has_a_twin() -> None:
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"}
+    call = with_options(lambda x, w: torch.relu(x @ w), options)
+    with torch.no_grad():
+        agree(call, lambda _: (randn(512, 256, dtype=F16), randn(256, 512, dtype=F16)), replays=CALLS - 2)
+    expect_twins()
+
+
+def three_reductions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Over rows, columns, rows: no two of them can be one kernel, and each uses `x`."""
+    first = torch.softmax(x, 1)
+    second = torch.softmax(first + x, 0)
+    return first, second, torch.softmax(second * x, 1)
+
+
+def test_one_node_is_updated_whatever_moved() -> None:
+    with torch.no_grad():
+        call = compiled(three_reductions)
+        agreement = agree(call, lambda _: (randn(300, 300),), replays=CALLS - 2)
+    (facts,) = agreement.counting.functions
+    (log,) = facts.recordings
+    assert log.twins >= 3 and set(log.slots) == {"indirect"}
+    # Once more for the replay that verified it. The rest of the nodes has never been touched.
+    assert log.updates == log.replays + 1
+
+
+def test_patching_updates_every_kernel_of_the_same_program() -> None:
+    with pygraph_inductor.config.patch(engine="patch"), torch.no_grad():
+        call = compiled(three_reductions)
+        agreement = agree(call, lambda _: (randn(300, 300),), replays=CALLS - 2)
+    (log,) = agreement.counting.functions[0].recordings
+    assert log.twins == 0 and log.updates >= 3 * (log.replays + 1)
+    assert count(is_table) == count(is_twin) == 0
+
+
+def test_library_kernels_of_a_slot_in_the_table_are_patched() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.relu(x) @ w, x @ w, x.sum(0)
+
+    with torch.no_grad():
+        call = compiled(function)
+        agree(call, lambda _: (randn(256, 256), randn(256, 256)), replays=CALLS - 2)
+    expect_twins(2)
+
+
+def test_misaligned_input_is_staged_for_its_call() -> None:
+    def make(number: int) -> tuple[torch.Tensor, ...]:
+        return (randn(4097)[1:] if number in (3, 5) else randn(4096),)
+
+    with torch.no_grad():
+        call = compiled(lambda x: torch.softmax(x, 0) * 2)
+        agree(call, make, calls=8, replays=5)
+    expect_twins()
+
+
+def test_more_slots_than_one_node_of_the_table_takes() -> None:
+    """300 inputs and 300 outputs, in a handful of kernels."""
+    with torch.no_grad():
+        call = compiled(lambda *tensors: torch._foreach_mul(tensors, 2.0))
+        agree(call, lambda _: tuple(randn(64) for _ in range(300)), calls=5, replays=3)
+    expect_twins()
+    assert [names(recording).count(TABLE_WRITER) for recording in recordings()] == [2]
+
+
+def test_kernel_of_the_user_is_patched_and_reported() -> None:
+    triton_kernels = pytest.importorskip("tests.gpu.triton_kernels", reason="no Triton")
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.empty_like(x)
+        triton_kernels.scale_and_add[(triton_kernels.blocks(x.numel()),)](x, y, out, x.numel(), BLOCK=256)
+        return out, x + y
+
+    with torch.no_grad():
+        call = compiled(function)
+        agreement = agree(call, lambda _: (randn(64, 64), randn(64, 64)), replays=CALLS - 2)
+    expect_twins()
+    (log,) = agreement.counting.functions[0].recordings
+    assert list(log.without_twins.values()) == ["it is written by the user"]
+
+
+def test_code_from_inductors_cache_has_twins_as_well() -> None:
+    """The kernels of the second compilation come from files: nothing but the module's text says what they are."""
+    import torch._inductor.config as inductor_config
+    from torch._dynamo.utils import counters
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 3.25, 1) + 0.875
+
+    with inductor_config.patch(fx_graph_cache=True), torch.no_grad():
+        for _ in range(2):
+            torch._dynamo.reset()
+            gc.collect()
+            call = compiled(function)
+            agree(call, lambda _: (randn(77, 91),), replays=CALLS - 2)
+            expect_twins()
+    assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] >= 1
+
+
+def test_twins_outlive_a_collection_and_other_twins() -> None:
+    """A graph runs functions of modules that go with the objects that loaded them."""
+    call = compiled(three_reductions)
+    with torch.no_grad():
+        for _ in range(4):
+            call(randn(64, 64))
+        for size in range(65, 69):
+            other = compiled(lambda x: x.sum(0) * 2)
+            for _ in range(3):
+                other(randn(size, 32))
+            del other
+            gc.collect()
+        x = randn(64, 64)
+        for got, want in zip(call(x), three_reductions(x), strict=True):
+            torch.testing.assert_close(got, want)
+    expect_twins()
+
+
+@pytest.mark.parametrize(("load", "chosen"), [(0.0, True), (1000.0, False)])
+def test_auto_follows_the_model(monkeypatch: pytest.MonkeyPatch, load: float, chosen: bool) -> None:
+    dear_updates = Coefficients(node_update=50.0, indirect_load=load)
+    monkeypatch.setattr(planning, "coefficients", lambda driver: dear_updates)
+    with pygraph_inductor.config.patch(engine="auto"), torch.no_grad():
+        call = compiled(three_reductions)
+        agreement = agree(call, lambda _: (randn(300, 300),), replays=CALLS - 2)
+    assert (count(is_twin) > 0) is chosen
+    (log,) = agreement.counting.functions[0].recordings
+    assert ("indirect" in log.slots) is chosen
+    assert log.why
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["bert", "bert_dropout", "recommender", "checkpointed"])
+def test_training(name: str) -> None:
+    torch.manual_seed(0)
+    work = models.TRAINING[name]()
+    call = compiled(work.call)
+
+    def step(*batch: Any) -> list[Any]:
+        work.model.zero_grad(set_to_none=True)
+        loss = call(*batch)
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in work.model.parameters())]
+
+    with torch._dynamo.config.patch(work.settings):
+        agree(step, lambda _: work.inputs(), state=list(work.model.buffers()), replays=2 * (CALLS - 2))
+    expect_twins(2)

@@ -488,7 +488,8 @@ class RecordedFunction:
 
     def _measure_again(self, key: Hashable, recording: Recording) -> None:
         """Replays have come to cost something else."""
-        self._selector.examine_again(_call_key(key))
+        if not self._selector.examine_again(_call_key(key)):
+            return
         found = self._selector.begin(_call_key(key), recording.took_ns, recording.pool.nbytes)
         if not isinstance(found, Measurement):
             return
@@ -502,14 +503,14 @@ class RecordedFunction:
     def _examine_again(self, inputs: list[Any], numbers: tuple[int, ...]) -> None:
         """Plain calls have come to cost something else: the next call records, and then it is measured."""
         key = self._key(inputs)
+        if not isinstance(key, Refusal) and not self._selector.examine_again(_call_key(key)):
+            return
         with self._lock:
             self._plain_by_choice.pop(numbers, None)
             for old in [old for old, entry in self._entries.items() if isinstance(entry, _Chosen)]:
                 self._retire(old)
             if not isinstance(key, Refusal):
                 self._remember(key, _Seen())
-        if not isinstance(key, Refusal):
-            self._selector.examine_again(_call_key(key))
 
     def _positions_to_align(self, inputs: Sequence[Any]) -> frozenset[int]:
         if self._checked is None:

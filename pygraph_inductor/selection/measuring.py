@@ -36,8 +36,13 @@ class Measurement:
         rules: Rules,
         budget_ns: float,
         incumbent: Variant | None = None,
+        pool_bytes: int = 0,
     ) -> None:
-        """`budget_ns`: what answering calls by variants that turn out worse may cost, beyond the fewest rounds."""
+        """`budget_ns`: what answering calls by variants that turn out worse may cost, beyond the fewest rounds.
+
+        `pool_bytes`: what the graph's intermediates take, and a plain call's take as well.
+        """
+        self.pool_bytes = pool_bytes
         self._driver = driver
         self._rules = rules
         self._budget_ns = budget_ns

@@ -93,7 +93,8 @@ class Selector:
             self._decision(sizes)
             budget = settings.measure_budget * recording_ns
             variants = (Variant.GRAPH, Variant.PLAIN)
-            return Measurement(self._driver, variants, self._rules, budget, self._incumbents.get(sizes))
+            incumbent = self._incumbents.get(sizes)
+            return Measurement(self._driver, variants, self._rules, budget, incumbent, pool_bytes())
 
     def next(self, call_key: tuple[Hashable, ...], measurement: Measurement) -> Turn | Choice:
         """How the next call of a key that is being measured is answered, or the choice."""
@@ -103,7 +104,12 @@ class Selector:
         if choice is not None:
             return choice
         turn = measurement.next()
-        return self._conclude(sizes, turn) if isinstance(turn, Verdict) else turn
+        if isinstance(turn, Verdict):
+            return self._conclude(sizes, turn)
+        if turn.variant is Variant.PLAIN and self._driver.free_bytes() < measurement.pool_bytes:
+            measurement.lost(turn)
+            return self._unmeasured(sizes, "there is no memory for a plain call beside the graph")
+        return turn
 
     def watch(self, choice: Choice, call_key: tuple[Hashable, ...]) -> Watch | None:
         """What looks back at a choice; None where it cannot change."""
@@ -113,8 +119,13 @@ class Selector:
             examinations = self._examinations.get(size_class(call_key), 0)
         return Watch(self._driver, self._rules.objective, choice.cost_ns, examinations)
 
-    def examine_again(self, call_key: tuple[Hashable, ...]) -> None:
-        """Calls of this key have come to cost something else: what was chosen counts no more than a little."""
+    def examine_again(self, call_key: tuple[Hashable, ...]) -> bool:
+        """Calls of this key have come to cost something else: what was chosen counts no more than a little.
+
+        Says whether anything may be measured now.
+        """
+        if _ranks() > 1:
+            return False
         sizes = size_class(call_key)
         with self._lock:
             before = self._choices.pop(sizes, None)
@@ -124,6 +135,7 @@ class Selector:
                 decision = self._decision(sizes)
                 decision.examinations = self._examinations[sizes]
                 decision.chosen, decision.reason = "", "being measured again"
+        return True
 
     def show(self, call_key: tuple[Hashable, ...], measurement: Measurement) -> None:
         """Bring what is reported about a measurement under way up to date."""

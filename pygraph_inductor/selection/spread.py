@@ -12,26 +12,34 @@ from dataclasses import dataclass
 _OF_MEDIAN = math.sqrt(math.pi / 2)
 _OF_DEVIATION = 1.4826
 # Three timings can agree by accident: a spread below this is not believed.
+_ENOUGH = 6
 _LEAST_PART = 0.01
 _LEAST_NS = 500.0  # about the resolution of the device's clock
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Where some timings lie: `deviation` is the median distance from the median."""
+    """Where some timings lie: `deviation` is the median distance from the median, `range` from least to greatest."""
 
     median: float
     deviation: float
+    range: float
     count: int
 
     @property
     def error(self) -> float:
-        """How far the median may be from that of endlessly many timings: one standard error."""
+        """How far the median may be from that of endlessly many timings: one standard error.
+
+        Of a few values most may be wild; so while they are few, all have to agree.
+        """
         believed = max(_OF_DEVIATION * self.deviation, _LEAST_PART * self.median, _LEAST_NS)
+        if self.count < _ENOUGH:
+            believed = max(believed, self.range)
         return _OF_MEDIAN * believed / math.sqrt(self.count)
 
 
 def spread(values: Sequence[float]) -> Spread:
     """The spread of at least one value."""
     median = statistics.median(values)
-    return Spread(median, statistics.median(abs(value - median) for value in values), len(values))
+    deviation = statistics.median(abs(value - median) for value in values)
+    return Spread(median, deviation, max(values) - min(values), len(values))

@@ -15,7 +15,7 @@ from pygraph_inductor.selection import drift, selector
 from pygraph_inductor.selection.measuring import MAX_ROUNDS
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import cloned, contents, same_bits
-from tests.simulated.timed import US, Clock, Timed
+from tests.simulated.timed import US, Clock, Timed, spending
 
 
 def body(namespace: dict[str, Any], a: Any, b: Any) -> Any:
@@ -32,13 +32,7 @@ def body(namespace: dict[str, Any], a: Any, b: Any) -> Any:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that replays move, too."""
     clock = Clock()
-    replay = SimulatedGraph.replay
-
-    def spending(self: SimulatedGraph) -> None:
-        clock.spend("graph")
-        replay(self)
-
-    monkeypatch.setattr(SimulatedGraph, "replay", spending)
+    monkeypatch.setattr(SimulatedGraph, "replay", spending(clock))
     return clock
 
 
@@ -275,22 +269,23 @@ def test_threads_that_call_while_it_is_measured_get_their_own_answers(clock: Clo
 
     function = Timed(pure, clock)
     wrong: list[str] = []
+    # Made before: threads that draw random numbers during a verification would look like the function's own.
+    prepared = [[inputs() for _ in range(30)] for _ in range(4)]
 
-    def work() -> None:
-        for _ in range(30):
-            values = inputs()
+    def work(mine: list[Any]) -> None:
+        for values in mine:
             [want] = super(Timed, function).run(list(values))
             [got] = function(*values)
             if not same_bits(got, want):
                 wrong.append("wrong")
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in prepared]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not wrong
-    assert function.log.calls == 120
+    assert function.log.replays and function.log.plain_calls
 
 
 def test_graphs_beyond_the_memory_they_may_take_are_given_up(clock: Clock) -> None:
@@ -479,3 +474,23 @@ def test_refusals_of_recording_are_no_decisions(clock: Clock) -> None:
     function = Timed(body, clock, refusal="it is not to be recorded", **WRITES)
     calls(function, 5)
     assert not function.log.decisions and isinstance(function.function._refusal, Refusal)
+
+
+def test_plain_call_is_not_tried_where_it_would_not_fit_beside_the_graph(clock: Clock) -> None:
+    clock.graph = (900 * US, 900 * US)
+    function = Timed(body, clock, **WRITES)
+    calls(function, 3)
+    function.driver.arena.limit = 0
+    assert set(calls(function, 10)) == {"graph"}
+    assert function.decision.chosen == "graph" and "memory" in function.decision.reason
+
+
+def test_ranks_that_appear_later_leave_decisions_as_they_are(
+    clock: Clock, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.graph = (900 * US, 900 * US)
+    function = Timed(body, clock, **WRITES)
+    until_decided(function)
+    monkeypatch.setattr(selector, "_ranks", lambda: 2)
+    clock.plain = (5000 * US, 5000 * US)
+    assert set(calls(function, 100)) == {"plain"} and function.decision.examinations == 0

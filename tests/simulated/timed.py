@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pygraph_inductor.driver.protocol import Timing
-from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedGraph
 from tests.simulated.hand_written import HandWritten
 
 US = 1000
@@ -33,6 +34,17 @@ class Clock:
 
     def stopwatch(self) -> Watch:
         return Watch(self)
+
+
+def spending(clock: Clock) -> Callable[[SimulatedGraph], None]:
+    """`SimulatedGraph.replay`, as it moves a clock."""
+    replay = SimulatedGraph.replay
+
+    def replayed(self: SimulatedGraph) -> None:
+        clock.spend("graph")
+        replay(self)
+
+    return replayed
 
 
 class Watch:

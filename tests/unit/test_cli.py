@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -193,3 +194,41 @@ def test_doctor_calls_a_missing_compiler_a_problem(tmp_path):
     done = pygraph("doctor", cwd=tmp_path, CC="no-such-compiler")
     assert done.returncode == 1
     assert "no-such-compiler not found" in done.stdout
+
+
+COMPILED = """
+import sys
+import torch
+
+@torch.compile(mode="reduce-overhead")
+def f(x):
+    return x.sin() + 1
+
+for _ in range(4):
+    f(torch.ones(3))
+print("arguments", sys.argv[1:])
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_explain_runs_a_script_and_then_says_what_was_chosen_and_why(script, tmp_path):
+    name = script(COMPILED)
+    done = pygraph("explain", name, "0", "--json", cwd=tmp_path, PYGRAPH_SIMULATE="1")
+    assert done.returncode == 0, done.stderr
+    assert "arguments ['0', '--json']" in done.stdout
+    assert "inference 0/0" in done.stdout and "not measured" in done.stdout
+
+
+def test_explain_as_json_keeps_the_exit_status_of_the_script(script, tmp_path):
+    name = script(COMPILED)
+    done = pygraph("explain", "--json", name, "3", cwd=tmp_path, PYGRAPH_SIMULATE="1")
+    assert done.returncode == 3, done.stderr
+    [function] = json.loads(done.stdout.splitlines()[-1])["functions"]
+    [decision] = function["decisions"]
+    assert (decision["chosen"], decision["origin"]) == ("graph", "not measured")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["-m"], ["--other", "script.py"]])
+def test_explain_without_a_script_says_how_it_is_used(arguments, capsys):
+    assert cli.main(["explain", *arguments]) == 2
+    assert "pygraph explain" in capsys.readouterr().err

@@ -42,12 +42,25 @@ def test_good_number_is_taken(monkeypatch):
     assert environment.number("max_recordings", 64) == 7
 
 
+@pytest.mark.parametrize("text, value", [("0", 0.0), (" 0.25 ", 0.25), ("1", 1.0), ("5e-2", 0.05)])
+def test_good_fraction_is_taken(monkeypatch, text, value):
+    monkeypatch.setenv("PYGRAPH_MIN_GAIN", text)
+    assert environment.fraction("min_gain", 0.02) == value
+
+
+@pytest.mark.parametrize("text", ["-0.1", "1.5", "nan", "2%", ""])
+def test_bad_fraction_keeps_the_default_and_is_named(monkeypatch, caplog, text):
+    monkeypatch.setenv("PYGRAPH_MIN_GAIN", text)
+    assert environment.fraction("min_gain", 0.02) == 0.02
+    assert "PYGRAPH_MIN_GAIN" in caplog.text
+
+
 def test_word_of_a_few_is_taken_and_another_is_not(monkeypatch, caplog):
     monkeypatch.setenv("PYGRAPH_ENGINE", "copy")
     assert environment.word("engine", "auto") == "copy"
     monkeypatch.setenv("PYGRAPH_ENGINE", "magic")
     assert environment.word("engine", "auto") == "auto"
-    assert "auto, patch, copy" in caplog.text
+    assert "auto, patch, indirect, copy" in caplog.text
 
 
 def test_misspelt_variable_is_named_with_the_nearest_knob(monkeypatch, caplog):

@@ -55,6 +55,12 @@ transform_host_scalars: bool = environment.flag("transform_host_scalars", True)
 # What the CPU computes for the device, where every operator gives the same on the device bit for bit.
 transform_host_arithmetic: bool = environment.flag("transform_host_arithmetic", True)
 
+# CPU constants of a graph that are used on the device: one copy there, made when the graph is compiled.
+transform_constants: bool = environment.flag("transform_constants", True)
+
+# Bytes that those copies of one graph may take.
+max_constant_bytes: int = environment.number("max_constant_bytes", 256 << 20)
+
 # Detours from the device over the CPU and back; float results may differ by rounding.
 transform_round_trips: bool = environment.flag("transform_round_trips", True)
 

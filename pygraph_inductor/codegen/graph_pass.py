@@ -30,5 +30,5 @@ class GraphPass(CustomGraphModulePass):
 
     def uuid(self) -> Any:
         """Everything besides the graph and our options that what we generate depends on."""
-        rewrites = tuple(sorted(switches.on()))
+        rewrites = (*sorted(switches.on()), switches.constant_bytes())
         return ("pygraph_inductor", get_hash_for_files(_FILES), forward_returns(), rewrites)

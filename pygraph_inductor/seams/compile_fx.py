@@ -5,6 +5,7 @@ Reads the knobs once, registers our code generation, and turns CUDA graphs on wh
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pygraph_inductor.codegen import registration
 from pygraph_inductor.reporting.places import place_of
 from pygraph_inductor.seams import declines
 from pygraph_inductor.seams.compilation import Compilation, entered, from_knobs, going_on
+from pygraph_inductor.transform import apply
 
 _GRAPHS = "triton.cudagraphs"
 _FAILED = "a compilation is left to stock PyTorch"
@@ -109,21 +111,30 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
         with going_on(compilation):
             with declines.harmless("code generation is left to stock PyTorch", compilation.settings.strict):
                 _register(compilation)
-            if args and isinstance(args[0], torch.fx.GraphModule):
-                _transform(args[0], compilation)
+            if not args or not isinstance(args[0], torch.fx.GraphModule):
+                return inner_compile(*args, **kwargs)
+            before = _transform(args[0], compilation)
+            try:
+                return inner_compile(*args, **kwargs)
+            except Exception as error:
+                if before is None or compilation.settings.strict:
+                    raise
+                apply.undo(args[0], before, error)
             return inner_compile(*args, **kwargs)
 
     return compile_inner
 
 
-def _transform(graph: torch.fx.GraphModule, compilation: Compilation) -> None:
-    """Rewrite a graph that is about to be cut into pieces, and only such a graph."""
-    from pygraph_inductor.transform import apply
-
+def _transform(module: torch.fx.GraphModule, compilation: Compilation) -> torch.fx.Graph | None:
+    """Rewrite a graph that is about to be cut into pieces, and only such a graph. Returns a copy of what it was."""
     may_be_cut = _stock_option(_GRAPHS) and _stock_option("graph_partition")
-    if compilation.rewrites and may_be_cut and "cuda" in registration.registered():
-        with declines.harmless("a graph is not rewritten", compilation.settings.strict):
-            apply.apply(graph, compilation.rewrites, compilation.settings.strict)
+    if not (compilation.rewrites and may_be_cut and "cuda" in registration.registered()):
+        return None
+    with declines.harmless("a graph is not rewritten", compilation.settings.strict):
+        before = copy.deepcopy(module.graph) if apply.concerns(module.graph) else None
+        outcomes = apply.apply(module, compilation.rewrites, compilation.settings.strict)
+        return before if any(one.applied for one in outcomes) else None
+    return None
 
 
 def _register(compilation: Compilation) -> None:

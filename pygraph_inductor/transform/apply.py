@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph_inductor.transform import constants
 from pygraph_inductor.transform.bring_to_device import REWRITES, bring_to_device
 from pygraph_inductor.transform.host_values import device_of, only_device
 from pygraph_inductor.transform.outcome import Outcome
@@ -37,7 +38,7 @@ ALL = frozenset(name for _, names in _STEPS for name in names)
 
 def apply(module: fx.GraphModule, switches: Collection[str], strict: bool = False) -> tuple[Outcome, ...]:
     """Rewrite the graph of `module` in place; only graphs with tensors on the CPU and on one CUDA device."""
-    if only_device(module.graph) is None:
+    if not concerns(module.graph):
         return ()
     host_outputs = frozenset(position for position, value in enumerate(_outputs(module.graph)) if _is_on_cpu(value))
     outcomes: list[Outcome] = []
@@ -50,6 +51,12 @@ def apply(module: fx.GraphModule, switches: Collection[str], strict: bool = Fals
     return tuple(outcomes)
 
 
+def concerns(graph: fx.Graph) -> bool:
+    """Whether there is anything to look at: tensors on the CPU, and on one CUDA device."""
+    constants.describe(graph)
+    return only_device(graph) is not None
+
+
 def _undone_on_failure(
     module: fx.GraphModule, step: Callable[..., list[Outcome]], on: list[str], strict: bool
 ) -> list[Outcome]:
@@ -60,11 +67,25 @@ def _undone_on_failure(
         return outcomes
     except Exception as error:
         module.graph = before
+        constants.forget(module)
         if strict:
             raise
-        first = str(error).strip().splitlines()[:1]
-        what = f"undone: {type(error).__name__}: {first[0] if first else ''}"
-        return [Outcome(", ".join(on), False, what)]
+        return [Outcome(", ".join(on), False, f"undone: {type(error).__name__}: {_first_line(error)}")]
+
+
+def undo(module: fx.GraphModule, before: fx.Graph, error: Exception) -> None:
+    """Put the graph back that `module` had before `apply`: the compiler could not do with what it was given."""
+    notes = module.graph.output_node().meta.get(NOTES)
+    outcomes = notes.outcomes if notes is not None else ()
+    module.graph = before
+    constants.forget(module)
+    what = f"undone: {type(error).__name__}: {_first_line(error)}"
+    undone = tuple(Outcome(one.rewrite, False, what, one.stack_trace) for one in outcomes if one.applied)
+    before.output_node().meta[NOTES] = Notes(undone, frozenset())
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def put_outputs_back(graph: fx.Graph) -> None:

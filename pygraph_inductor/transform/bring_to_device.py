@@ -1,12 +1,13 @@
 """Gives device computations their host values on the device, so that no copy cuts the graph in two.
 
-Four rewrites with one condition each, and a switch each (`config.transform_*`):
+Five rewrites with one condition each, and a switch each (`config.transform_*`):
 
 - `uploads`: a CPU tensor that only has to be copied is part of one packed, asynchronous copy before the replay.
 - `host_scalars`: a 0-d CPU tensor in an operator on the device becomes a 0-d device tensor, if the result of the
   operator stays what it is (dtype, sizes, strides).
 - `host_arithmetic`: what is computed on the CPU for the device is computed on the device, if every operator gives
   the same there bit for bit, and raises nothing.
+- `constants`: a CPU constant is on the device from the start (see `constants.py`).
 - `round_trips`: what comes from the device and goes back stays there, if every operator between gives the same there,
   or float results that differ by rounding, which must then decide nothing (no comparison, no integer).
 
@@ -24,8 +25,10 @@ import torch
 from torch import fx
 
 from pygraph_inductor.replay.uploads import by_dtype
+from pygraph_inductor.transform import constants
 from pygraph_inductor.transform.host_values import (
     ARITHMETIC,
+    CONSTANTS,
     ROUND_TRIPS,
     SCALARS,
     UPLOADS,
@@ -42,7 +45,7 @@ from pygraph_inductor.transform.outcome import Outcome
 from pygraph_inductor.transform.same_results import is_constructor, is_integral, name_of
 
 _ITEM = operator.getitem
-REWRITES = (UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS)
+REWRITES = (UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS, CONSTANTS)
 # Operators on device tensors that take indices from the host.
 _INDEXED = frozenset({"index", "index_put", "_unsafe_index", "_unsafe_index_put"})
 # Operators on device tensors that copy from the host.
@@ -161,6 +164,8 @@ def _rewrite_for(user: fx.Node, host: fx.Node, way: Host) -> str | None:
         return None
     if way.back:
         return ROUND_TRIPS
+    if way.leaves and all(leaf.op == "get_attr" for leaf in way.leaves):
+        return CONSTANTS
     if way.way == "compute":
         return ARITHMETIC
     return SCALARS if scalar else UPLOADS
@@ -184,7 +189,9 @@ def _reason_against(work: _Work, user: fx.Node, host: fx.Node, way: Host, rewrit
         return way.why
     if rewrite not in work.hosts.switches:
         return f"{rewrite} is switched off"
-    needed = {SCALARS if leaf.meta["val"].dim() == 0 else UPLOADS for leaf in way.leaves}
+    needed = {SCALARS if leaf.meta["val"].dim() == 0 else UPLOADS for leaf in way.leaves if leaf.op != "get_attr"}
+    if rewrite == CONSTANTS and moved_to(user) is not None and _reaches_output(user):
+        return "what is returned must not be the constant"
     if off := sorted(needed - set(work.hosts.switches)):
         return f"{off[0]} is switched off"
     if name_of(user.target) in ("index_put", "_unsafe_index_put") and not _is_index(user, host) and _has_mask(user):
@@ -232,7 +239,8 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _upload(work: _Work, places: list[_Place]) -> None:
     """One operator for all tensors to upload, behind the last of them and what they are computed from."""
-    shared = {leaf for place in places if not place.returned for leaf in place.way.leaves}
+    used = {leaf for place in places if not place.returned for leaf in place.way.leaves}
+    shared = {leaf for leaf in used if leaf.op != "get_attr"}
     order = {node: number for number, node in enumerate(work.graph.nodes)}
     together = sorted((leaf for leaf in shared if not work.hosts.of[leaf].random), key=order.__getitem__)
     if together:
@@ -333,6 +341,7 @@ _WHAT = {
     UPLOADS: "a CPU tensor is uploaded before the replay",
     SCALARS: "a CPU number is uploaded before the replay",
     ARITHMETIC: "what the CPU computed for the device is computed there",
+    CONSTANTS: "a constant is kept on the device",
     ROUND_TRIPS: "a detour over the CPU stays on the device",
 }
 
@@ -359,6 +368,12 @@ def _on_device(work: _Work, host: fx.Node, user: fx.Node) -> fx.Node:
         if not _alike_but_device(source.meta["val"], host.meta["val"]):
             raise Refused("the copy to the CPU has other strides")
         return source
+    if way.way == "constant":
+        try:
+            work.made[host] = constants.copy_of(host, work.hosts.device)
+        except RuntimeError as error:  # no memory left
+            raise Refused(f"a constant could not be brought to the device: {error}") from error
+        return work.made[host]
     if way.way != "compute":
         raise Refused(way.why or "it is not uploaded")
     arguments = fx.node.map_arg(

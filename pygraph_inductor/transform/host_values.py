@@ -14,16 +14,23 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph_inductor.transform import constants
+from pygraph_inductor.transform import switches as switches_on
 from pygraph_inductor.transform.same_results import Same, agreement, is_constructor, name_of
 
 UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS = "uploads", "host_scalars", "host_arithmetic", "round_trips"
+CONSTANTS = "constants"
+
+# Operators after which Inductor may take the argument for the result.
+UNCHANGED = frozenset({"clone", "lift_fresh_copy", "alias", "detach"})
 
 
 @dataclass
 class Host:
     """One CPU tensor of the graph.
 
-    `way` is "there", "compute", "upload" or "no" (`why` says why). `leaves` are the CPU tensors to upload for it.
+    `way` is "there", "compute", "upload", "constant" or "no" (`why` says why). `leaves` are the CPU tensors that it
+    is made from: to be uploaded, or constants.
     `waits` for the device: something it is computed from is. `rounded`: it may differ in the last places.
     """
 
@@ -44,6 +51,7 @@ class Hosts:
     device: torch.device
     switches: Collection[str]
     of: dict[fx.Node, Host] = field(default_factory=dict)
+    constant_bytes: int = 0
 
 
 def device_of(node: fx.Node) -> torch.device | None:
@@ -70,6 +78,7 @@ def moved_to(node: fx.Node) -> torch.device | None:
 
 def look_at(graph: fx.Graph, device: torch.device, switches: Collection[str]) -> Hosts:
     """Decide for every CPU tensor, from the first to the last."""
+    constants.describe(graph)
     hosts = Hosts(device, switches)
     waiting: set[fx.Node] = set()  # depends on the device; sizes and numbers that came from there included
     for node in graph.nodes:
@@ -87,8 +96,10 @@ def _touches(value: Any, kind: str) -> bool:
 
 
 def _look(node: fx.Node, hosts: Hosts, waits: bool) -> Host:
-    if node.op in ("placeholder", "get_attr"):
+    if node.op == "placeholder":
         return Host("upload", leaves=frozenset({node}))
+    if node.op == "get_attr":
+        return _constant(node, hosts)
     if waits and moved_to(node) is not None:
         return _copy_from_device(node, hosts)
     parts = [hosts.of[one] for one in node.all_input_nodes if one in hosts.of]
@@ -98,10 +109,26 @@ def _look(node: fx.Node, hosts: Hosts, waits: bool) -> Host:
     if waits:
         return _after_device(node, hosts, parts, found)
     leaves = frozenset().union(*(part.leaves for part in parts))
-    worth = sum(map(_bytes, leaves)) <= _bytes(node) or not leaves
-    if found is Same.EXACT and ARITHMETIC in hosts.switches and worth and all(part.way != "no" for part in parts):
+    worth = sum(_bytes(leaf) for leaf in leaves if leaf.op != "get_attr") <= _bytes(node)
+    constant = bool(leaves) and all(leaf.op == "get_attr" for leaf in leaves)
+    wanted = ARITHMETIC in hosts.switches or (constant and name_of(node.target) in UNCHANGED)
+    if found is Same.EXACT and wanted and worth and all(part.way != "no" for part in parts):
         return Host("compute", leaves=leaves, random=random, from_nothing=from_nothing)
+    if parts and parts[0].why and name_of(node.target) in UNCHANGED:
+        return Host("no", parts[0].why)  # the compiler would hand out the constant itself, which has no name in a call
     return Host("upload", leaves=frozenset({node}), random=random, from_nothing=from_nothing)
+
+
+def _constant(node: fx.Node, hosts: Hosts) -> Host:
+    if CONSTANTS not in hosts.switches:
+        return Host("no", f"{CONSTANTS} is switched off")
+    value = constants.real_value(node)
+    if value is None:
+        return Host("no", "it is no plain constant")
+    hosts.constant_bytes += value.nbytes
+    if hosts.constant_bytes > switches_on.constant_bytes():
+        return Host("no", "constants on the device would take more than config.max_constant_bytes")
+    return Host("constant", leaves=frozenset({node}))
 
 
 def _copy_from_device(node: fx.Node, hosts: Hosts) -> Host:

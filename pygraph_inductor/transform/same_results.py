@@ -42,6 +42,7 @@ _VIEWS = frozenset(
         "view",
         "_unsafe_view",
         "repeat",
+        "rev",
         "tril",
         "triu",
         "broadcast_in_dim",

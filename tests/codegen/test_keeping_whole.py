@@ -15,6 +15,7 @@ from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.codegen.graph_pass import GraphPass
 from pygraph_inductor.seams import compilation, compile_fx
 from pygraph_inductor.transform import apply as applying
+from pygraph_inductor.transform.operators import UPLOAD
 
 from .fake_cuda import Generated, compile_module, generate
 
@@ -127,6 +128,29 @@ def test_failing_rewrite_breaks_no_compilation(cuda, tmp_path, monkeypatch):
     [facts] = pygraph_inductor.report().graphs
     assert facts.pieces == 2
     assert any("undone" in line and "no such luck" in line for line in facts.rewrites)
+
+
+def test_graph_that_the_compiler_cannot_do_with_is_compiled_as_it_was(cuda, tmp_path):
+    def picky(module, *args, **kwargs):
+        if module.graph.find_nodes(op="call_function", target=UPLOAD):
+            raise RuntimeError("what is this?")
+        return compile_fx_inner(module, *args, **kwargs)
+
+    ours = replace(compilation.from_knobs(), asked=True)
+    generated = generate(lengths, *CASES.args[1][1][1], folder=tmp_path, inner=compile_fx._remembering(picky, ours))
+    assert "pygraph_inductor.upload" not in generated.source
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.pieces == 1
+    assert any("undone" in line and "what is this?" in line for line in facts.rewrites)
+
+
+def test_error_of_the_program_itself_comes_through(cuda, tmp_path):
+    def refuses(module, *args, **kwargs):
+        raise RuntimeError("not today")
+
+    ours = replace(compilation.from_knobs(), asked=True)
+    with pytest.raises(RuntimeError, match="not today"):
+        generate(lengths, *CASES.args[1][1][1], folder=tmp_path, inner=compile_fx._remembering(refuses, ours))
 
 
 def test_every_rewrite_has_a_knob_and_every_knob_a_rewrite():

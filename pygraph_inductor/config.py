@@ -55,6 +55,9 @@ transform_host_scalars: bool = environment.flag("transform_host_scalars", True)
 # What the CPU computes for the device, where every operator gives the same on the device bit for bit.
 transform_host_arithmetic: bool = environment.flag("transform_host_arithmetic", True)
 
+# Integers that `.item()` takes out of a tensor, where the graph goes on and only the device uses them.
+transform_items: bool = environment.flag("transform_items", True)
+
 # CPU constants of a graph that are used on the device: one copy there, made when the graph is compiled.
 transform_constants: bool = environment.flag("transform_constants", True)
 

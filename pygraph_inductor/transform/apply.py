@@ -15,7 +15,8 @@ from torch import fx
 
 from pygraph_inductor.transform import constants
 from pygraph_inductor.transform.bring_to_device import REWRITES, bring_to_device
-from pygraph_inductor.transform.host_values import device_of, only_device
+from pygraph_inductor.transform.host_values import device_of, devices_of
+from pygraph_inductor.transform.items import ITEMS, has_items, keep_items
 from pygraph_inductor.transform.outcome import Outcome
 
 NOTES = "pygraph_inductor"  # in the meta of the output node
@@ -31,13 +32,14 @@ class Notes:
 
 # Each with the switches that turn it on.
 _STEPS: tuple[tuple[Callable[[fx.Graph, Collection[str]], list[Outcome]], tuple[str, ...]], ...] = (
+    (keep_items, (ITEMS,)),  # first: a number out of a CPU tensor becomes a CPU tensor to bring to the device
     (bring_to_device, REWRITES),
 )
 ALL = frozenset(name for _, names in _STEPS for name in names)
 
 
 def apply(module: fx.GraphModule, switches: Collection[str], strict: bool = False) -> tuple[Outcome, ...]:
-    """Rewrite the graph of `module` in place; only graphs with tensors on the CPU and on one CUDA device."""
+    """Rewrite the graph of `module` in place; only graphs that a rewrite concerns."""
     if not concerns(module.graph):
         return ()
     host_outputs = frozenset(position for position, value in enumerate(_outputs(module.graph)) if _is_on_cpu(value))
@@ -52,9 +54,10 @@ def apply(module: fx.GraphModule, switches: Collection[str], strict: bool = Fals
 
 
 def concerns(graph: fx.Graph) -> bool:
-    """Whether there is anything to look at: tensors on the CPU, and on one CUDA device."""
+    """Whether there is anything to look at: one CUDA device, and tensors or numbers on the host."""
     constants.describe(graph)
-    return only_device(graph) is not None
+    device, on_host = devices_of(graph)
+    return device is not None and (on_host or has_items(graph))
 
 
 def _undone_on_failure(

@@ -35,9 +35,9 @@ from pygraph_inductor.transform.host_values import (
     Host,
     Hosts,
     device_of,
+    devices_of,
     look_at,
     moved_to,
-    only_device,
     tensors_in,
 )
 from pygraph_inductor.transform.operators import UPLOAD
@@ -102,8 +102,8 @@ class _Work:
 
 def bring_to_device(graph: fx.Graph, switches: Collection[str]) -> list[Outcome]:
     """Rewrite `graph` in place. An exception leaves it half done, and the caller puts the old one back."""
-    device = only_device(graph)
-    if device is None:
+    device, on_host = devices_of(graph)
+    if device is None or not on_host:
         return []
     work = _Work(graph, look_at(graph, device, switches))
     places = list(_places(work))

@@ -60,11 +60,11 @@ def device_of(node: fx.Node) -> torch.device | None:
     return value.device if isinstance(value, torch.Tensor) else None
 
 
-def only_device(graph: fx.Graph) -> torch.device | None:
-    """The one CUDA device of a graph that has CPU tensors, too; None for all other graphs."""
+def devices_of(graph: fx.Graph) -> tuple[torch.device | None, bool]:
+    """The CUDA device of a graph, if it has exactly one; and whether there are tensors on the CPU, too."""
     devices = {device for node in graph.nodes if (device := device_of(node)) is not None}
     on_device = [device for device in devices if device.type == "cuda"]
-    return on_device[0] if len(on_device) == 1 and any(device.type == "cpu" for device in devices) else None
+    return on_device[0] if len(on_device) == 1 else None, any(device.type == "cpu" for device in devices)
 
 
 def moved_to(node: fx.Node) -> torch.device | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import config as dynamo_config
 from torch.utils import _pytree as pytree
 
 import pygraph_inductor
@@ -289,6 +290,23 @@ def test_cache_written_in_place_is_no_reason_against_a_graph():
         assert whole.data_ptr() == ours.data_ptr() and part.data_ptr() == ours[2:].data_ptr()
         assert same_bits(ours, theirs)
     assert [graph.pieces for graph in pygraph_inductor.report().graphs] == [1]
+    counting.expect(replays=CALLS - 2)
+
+
+def test_number_that_only_the_device_uses_stays_there():
+    def scaled(x):
+        count = (x > 0.5).sum().item()
+        return x * count + (x @ x) / (2 * count + 1)
+
+    counting = Counting()
+    with dynamo_config.patch(capture_scalar_outputs=True):
+        call = compiled(scaled)
+        for number in range(CALLS):
+            x = rand(16, 16) * (1 - 0.05 * number)  # another count in every call
+            same(call(x), scaled(x), f"call {number}")
+    [graph] = pygraph_inductor.report().graphs
+    assert graph.pieces == 1 and not graph.cuts, graph
+    assert counting.recordings == 1, counting
     counting.expect(replays=CALLS - 2)
 
 

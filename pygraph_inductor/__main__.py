@@ -1,4 +1,4 @@
-"""The command line: `pygraph run | explain | demo | doctor | bench`, the same as `python -m pygraph_inductor`.
+"""The command line: `pygraph run | explain | demo | doctor | calibrate | bench`, or `python -m pygraph_inductor`.
 
 By the time this module runs, importing the package has installed it.
 """
@@ -30,8 +30,11 @@ def main(argv: list[str] | None = None) -> int:
         return explain(argv[1:])
     if argv[:1] == ["bench"]:
         return bench(argv[1:])  # has a parser of its own
-    if parser().parse_args(argv).command == "demo":
+    chosen = parser().parse_args(argv).command
+    if chosen == "demo":
         from pygraph_inductor.demo import main as command
+    elif chosen == "calibrate":
+        from pygraph_inductor.calibrate import main as command
     else:
         from pygraph_inductor.doctor import main as command
     return command()
@@ -51,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("bench", help=about_bench, description=about_bench)
     about_doctor = "say what is found here, whether the package is installed into torch, and what it declines"
     commands.add_parser("doctor", help=about_doctor, description=about_doctor)
+    about_calibrate = "measure once what engines cost on this machine, for the plan to choose by (needs a GPU)"
+    commands.add_parser("calibrate", help=about_calibrate, description=about_calibrate)
     return top
 
 

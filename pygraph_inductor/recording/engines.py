@@ -31,7 +31,7 @@ class Wanted:
 def wanted(forced: bool, work: Work, written: Collection[int], found: Found, staged: Collection[int]) -> Wanted:
     """`forced`: every place that can be. `written`: positions of inputs."""
     assert isinstance(work.indirection, Watching)
-    c = coefficients(work.driver)
+    c = coefficients(work.driver, work.facts.decisions_folder)
     consumers = _consumers(found, work.indirection, staged)
     moving = {number: one for number, one in consumers.items() if _moves(work, number)}
     choice = choose(moving, c)

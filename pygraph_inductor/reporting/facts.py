@@ -191,6 +191,14 @@ def graphs() -> list[GraphFacts]:
         return list(_graphs)
 
 
+def forget(function: FunctionFacts) -> None:
+    """Leave a function out of later reports: it was none of the user's."""
+    with _lock:
+        kept = [entry for entry in _functions if entry[0] is not function]
+        _functions.clear()
+        _functions.extend(kept)
+
+
 def snapshot() -> list[FunctionFacts]:
     """Copies of the facts of all registered functions, oldest first."""
     with _lock:

@@ -276,7 +276,7 @@ def test_twins_outlive_a_collection_and_other_twins() -> None:
 @pytest.mark.parametrize(("load", "chosen"), [(0.0, True), (1000.0, False)])
 def test_auto_follows_the_model(monkeypatch: pytest.MonkeyPatch, load: float, chosen: bool) -> None:
     dear_updates = Coefficients(node_update=50.0, indirect_load=load)
-    monkeypatch.setattr(planning, "coefficients", lambda driver: dear_updates)
+    monkeypatch.setattr(planning, "coefficients", lambda driver, folder: dear_updates)
     with pygraph_inductor.config.patch(engine="auto"), torch.no_grad():
         call = compiled(three_reductions)
         agreement = agree(call, lambda _: (randn(300, 300),), replays=CALLS - 2)

@@ -197,8 +197,8 @@ def test_slots_are_patched_if_making_twins_fails(monkeypatch: pytest.MonkeyPatch
     assert "RuntimeError: no; its kernels are given addresses" in caplog.text
 
 
-def costing(**microseconds: float) -> Callable[[Any], Coefficients]:
-    return lambda driver: Coefficients(**microseconds)
+def costing(**microseconds: float) -> Callable[..., Coefficients]:
+    return lambda driver, folder: Coefficients(**microseconds)
 
 
 @pytest.mark.parametrize(("load", "chosen"), [(0.001, True), (1.0, False)])

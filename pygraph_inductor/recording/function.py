@@ -308,7 +308,7 @@ class RecordedFunction:
                 recording.graph,
                 self._driver,
                 request.inputs,
-                bool(_overlaps_of(request.inputs, request.call)),
+                _overlaps_of(request.inputs, request.call),
                 recording.pool,
             )
         except Exception as error:

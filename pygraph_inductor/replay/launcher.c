@@ -67,6 +67,10 @@ typedef struct {
 } Slot;
 
 typedef struct {
+    int64_t first, second, distance; /* of slots that share memory, in bytes */
+} Overlap;
+
+typedef struct {
     uint64_t *place;
     int64_t addend, node;
 } Word;
@@ -95,9 +99,10 @@ typedef struct {
     PyObject *program, *objects, *known_array;
     Py_buffer known_view;
     int64_t input_count, slot_count, word_count, node_count, allocation_count, returned_count, tensor_count;
-    int64_t input_slots; /* the slots of inputs come first */
+    int64_t input_slots, overlap_count; /* the slots of inputs come first */
     Input *inputs;
     Slot *slots;
+    Overlap *overlaps;
     Word *words;
     Node *nodes;
     Allocation *allocations;
@@ -106,7 +111,7 @@ typedef struct {
     int64_t *order, *dirty;
     Handle *handles; /* of this call's allocations and views */
     int returns; /* 0 a bare value, 1 a tuple, 2 a list */
-    int may_overlap, is_cuda, closed;
+    int is_cuda, closed;
     int32_t device_type, device_index;
     void *executable, *context;
     uint64_t *last_stream, *busy; /* the pool's: its last stream, and whether somebody records or replays */
@@ -217,21 +222,27 @@ static void sort_by_address(Launcher *self)
         }
 }
 
-/* Whether the inputs alias each other as they did when this was recorded. */
+/* Whether the inputs alias each other as they did when this was recorded: the pairs of then at the distances of then, and
+ * no others. */
 static int aliases_as_recorded(Launcher *self)
 {
-    int64_t count = self->input_slots;
-    if (!memcmp(self->now, self->known, count * sizeof *self->now))
+    const uint64_t *now = self->now;
+    int64_t count = self->input_slots, found = 0;
+    if (!memcmp(now, self->known, count * sizeof *now))
         return 1;
-    if (self->may_overlap)
-        return 0; /* recorded with overlaps: only the very same addresses are known to overlap alike */
-    sort_by_address(self);
-    for (int64_t i = 1; i < count; i++) {
-        int64_t before = self->order[i - 1];
-        if (self->now[before] + self->slots[before].span > self->now[self->order[i]])
+    for (int64_t i = 0; i < self->overlap_count; i++) {
+        const Overlap *overlap = &self->overlaps[i];
+        if ((int64_t)(now[overlap->second] - now[overlap->first]) != overlap->distance)
             return 0;
     }
-    return 1;
+    sort_by_address(self);
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t end = now[self->order[i]] + (uint64_t)self->slots[self->order[i]].span;
+        for (int64_t j = i + 1; j < count && now[self->order[j]] < end; j++)
+            if (++found > self->overlap_count)
+                return 0;
+    }
+    return found == self->overlap_count;
 }
 
 static int on_the_usual_stream(const Launcher *self)
@@ -516,7 +527,6 @@ static int read_program(Launcher *self, Reader *reader)
     self->device_index = (int32_t)take(reader);
     self->is_cuda = (int)take(reader);
     self->alignment_mask = (uint64_t)take(reader) - 1;
-    self->may_overlap = (int)take(reader);
     self->returns = (int)take(reader);
     self->executable = (void *)take(reader);
     self->context = (void *)take(reader);
@@ -529,6 +539,7 @@ static int read_program(Launcher *self, Reader *reader)
     self->usual = take_object(reader);
     self->input_count = take(reader);
     self->input_slots = take(reader);
+    self->overlap_count = take(reader);
     self->slot_count = take(reader);
     self->word_count = take(reader);
     self->node_count = take(reader);
@@ -537,6 +548,7 @@ static int read_program(Launcher *self, Reader *reader)
     self->tensor_count = take(reader);
     self->inputs = zeroed(self->input_count, sizeof *self->inputs);
     self->slots = zeroed(self->slot_count, sizeof *self->slots);
+    self->overlaps = zeroed(self->overlap_count, sizeof *self->overlaps);
     self->words = zeroed(self->word_count, sizeof *self->words);
     self->nodes = zeroed(self->node_count, sizeof *self->nodes);
     self->allocations = zeroed(self->allocation_count, sizeof *self->allocations);
@@ -545,7 +557,7 @@ static int read_program(Launcher *self, Reader *reader)
     self->order = zeroed(self->input_slots, sizeof *self->order);
     self->dirty = zeroed(self->node_count, sizeof *self->dirty);
     self->handles = zeroed(self->tensor_count, sizeof *self->handles);
-    if (!self->inputs || !self->slots || !self->words || !self->nodes || !self->allocations || !self->returned ||
+    if (!self->inputs || !self->slots || !self->overlaps || !self->words || !self->nodes || !self->allocations || !self->returned ||
         !self->now || !self->order || !self->dirty || !self->handles)
         return 0;
     for (int64_t i = 0; i < self->input_count; i++) {
@@ -564,6 +576,12 @@ static int read_program(Launcher *self, Reader *reader)
         slot->residue = take(reader);
         slot->first_word = take(reader);
         slot->word_count = take(reader);
+    }
+    for (int64_t i = 0; i < self->overlap_count; i++) {
+        Overlap *overlap = &self->overlaps[i];
+        overlap->first = take(reader);
+        overlap->second = take(reader);
+        overlap->distance = take(reader);
     }
     for (int64_t i = 0; i < self->word_count; i++) {
         self->words[i].place = (uint64_t *)take(reader);
@@ -648,7 +666,7 @@ static void launcher_dealloc(Launcher *self)
         Py_CLEAR(self->known_array);
     }
     Py_CLEAR(self->program);
-    void *memory[] = {self->inputs, self->slots, self->words, self->nodes, self->allocations,
+    void *memory[] = {self->inputs, self->slots, self->overlaps, self->words, self->nodes, self->allocations,
                       self->returned, self->now, self->order, self->dirty, self->handles};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         PyMem_Free(memory[i]);

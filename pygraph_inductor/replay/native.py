@@ -196,26 +196,31 @@ def launcher_for(
     graph: Graph,
     driver: Driver,
     inputs: Sequence[Any],
-    may_overlap: bool,
+    overlaps: Sequence[tuple[int, int, int]],
     pool: Any,
 ) -> Any | None:
     """A launcher for a recording made from `inputs`, or None if only Python can serve it.
 
-    `pool` has `lock`, `stream_word`, `busy_word`, `is_usual` (recording/pools.py). `may_overlap`: inputs aliased when
-    recorded.
+    `pool` has `lock`, `stream_word`, `busy_word`, `is_usual` (recording/pools.py). `overlaps`: how input slots aliased
+    each other then, as (slot, slot, bytes from the one to the other).
     """
     compiled = module()
     if compiled is None:
         return None
     try:
-        writer = _program(player, graph, driver, inputs, may_overlap, pool)
+        writer = _program(player, graph, driver, inputs, overlaps, pool)
     except _NotNative:
         return None
     return compiled.Launcher(writer.words.tobytes(), tuple(writer.objects), player.known)
 
 
 def _program(
-    player: Player, graph: Graph, driver: Driver, inputs: Sequence[Any], may_overlap: bool, pool: Any
+    player: Player,
+    graph: Graph,
+    driver: Driver,
+    inputs: Sequence[Any],
+    overlaps: Sequence[tuple[int, int, int]],
+    pool: Any,
 ) -> _Writer:
     plan, native = player.plan, graph.native()
     on_device = driver.device.type == "cuda"
@@ -227,7 +232,6 @@ def _program(
         driver.device.index if driver.device.index is not None else -1,
         on_device,
         driver.alignment,
-        may_overlap,
         _returns_code(plan.returns),
         native.executable,
         native.context,
@@ -242,6 +246,7 @@ def _program(
     writer.put(
         len(inputs),
         sum(1 for slot in plan.slots if not slot.is_output),
+        len(overlaps),
         len(plan.slots),
         sum(len(slot.bindings) for slot in plan.slots),
         len(graph.nodes),
@@ -255,6 +260,8 @@ def _program(
     for slot in slots:
         writer.put(slot.layout.span, slot.residue, first_word, len(slot.bindings))
         first_word += len(slot.bindings)
+    for first, second, distance in overlaps:
+        writer.put(first, second, distance)
     for slot in slots:
         for binding in slot.bindings:
             area = graph.nodes[binding.node].areas[binding.area]

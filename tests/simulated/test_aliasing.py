@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pygraph_inductor.recording.inputs import overlaps
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import F32, HandWritten, contents, same_bits
 
@@ -64,6 +67,46 @@ def test_the_same_overlap_elsewhere_is_the_same_recording(function):
     assert function.log.replays == 5 and len(function.recordings) == 1
 
 
+@pytest.mark.parametrize("windows", [SAME, PARTLY, ((16, 32), (0, 32)), ((0, 64), (16, 32))])
+def test_the_launcher_serves_inputs_that_overlap_as_recorded(windows):
+    """Backwards get views of what they also get whole: the way through Python would cost them what graphs save."""
+    function = HandWritten(write_first_read_second, mutated_inputs=frozenset({0, 1}))
+    for _ in range(6):
+        expect_right(function, memory(), *windows)
+    (recording,) = function.recordings
+    assert (recording.python_replays, recording.count()) == (0, 4)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_the_launcher_and_python_see_the_same_overlaps(data):
+    """Windows anywhere in one memory: the launcher serves a call exactly if its inputs overlap as when recorded."""
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=5))
+    windows = st.tuples(*(st.integers(0, 12) for _ in lengths))
+
+    def body(names, *inputs):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, *inputs)
+        return (out,)
+
+    function = HandWritten(body)
+
+    def call(starts):
+        block = torch.randn(20 * 64)
+        inputs = [block[64 * start : 64 * (start + length)] for start, length in zip(starts, lengths, strict=True)]
+        assert torch.equal(function(*inputs)[0], function.run(list(inputs))[0])
+        addresses = [tensor.data_ptr() for tensor in inputs]
+        return overlaps(addresses, [tensor.nbytes for tensor in inputs])
+
+    recorded = data.draw(windows)
+    pattern = call(recorded)
+    assert call(recorded) == pattern
+    (recording,) = function.recordings
+    for _ in range(6):
+        before = recording.launcher.counts()[0]
+        assert (call(data.draw(windows)) == pattern) == (recording.launcher.counts()[0] > before)
+
+
 def test_neighbours_that_touch_do_not_overlap(function):
     for windows in [APART] * 3 + [((0, 32), (32, 32))] * 2:
         expect_right(function, memory(), *windows)
@@ -81,8 +124,7 @@ def test_the_same_overlap_less_aligned_is_not_staged(function):
 
 
 def test_overlapping_inputs_that_are_written_are_not_recorded_with_the_copy_engine():
-    settings = Settings(engine="copy")
-    function = HandWritten(write_first_read_second, mutated_inputs=frozenset({0}), settings=settings)
+    function = HandWritten(write_first_read_second, mutated_inputs=frozenset({0}), settings=Settings(engine="copy"))
     for _ in range(3):
         expect_right(function, memory(), *SAME)
     assert function.log.replays == 0 and any("alias each other" in reason for reason in function.log.reasons)

@@ -28,10 +28,12 @@ from pygraph_inductor.replay.plan import Layout
 from pygraph_inductor.replay.player import ReplayFailed
 from pygraph_inductor.reporting import FunctionFacts
 from pygraph_inductor.reporting.facts import register, warn_once
+from pygraph_inductor.selection.calibration import coefficients
 from pygraph_inductor.selection.classes import numbers_of
 from pygraph_inductor.selection.drift import Watch
 from pygraph_inductor.selection.judge import Variant
 from pygraph_inductor.selection.measuring import Measurement, Turn
+from pygraph_inductor.selection.prediction import predict
 from pygraph_inductor.selection.selector import Choice, Selector
 
 _STRICT = "pygraph_inductor.config.strict = True raises instead"
@@ -295,7 +297,7 @@ class RecordedFunction:
         started = time.perf_counter_ns()
         attempt = record(request)
         if attempt.recording is not None:
-            self._begin_selection(attempt, key, time.perf_counter_ns() - started)
+            self._begin_selection(attempt, key, request, time.perf_counter_ns() - started)
         if attempt.recording is not None and self._front() is not None:
             self._give_launcher(attempt.recording, request)
         self._settle(key, attempt)
@@ -343,7 +345,7 @@ class RecordedFunction:
             warn_once(self._facts, note, "its tensors are staged through fixed buffers")
         if attempt.refusal is not None:
             self._log.add_reason(attempt.refusal.reason)
-            if not again:
+            if not again and not isinstance(attempt.refusal, _Chosen):
                 warn_once(self._facts, attempt.refusal.reason, "it runs without a graph", _STRICT)
 
     def _note_failure(self, key: Hashable, refusal: Refusal | None) -> bool:
@@ -369,18 +371,22 @@ class RecordedFunction:
 
     # -- whether the graph pays
 
-    def _begin_selection(self, attempt: Attempt, key: Hashable, recording_ns: int) -> None:
+    def _begin_selection(self, attempt: Attempt, key: Hashable, request: Request, recording_ns: int) -> None:
         """A new recording is measured, unless something is known about calls like these."""
         recording = attempt.recording
         assert recording is not None
         recording.took_ns = recording_ns
         try:
-            found = self._selector.begin(_call_key(key), recording_ns, recording.pool.nbytes)
+            kinds = [node.kind.value for node in recording.graph.nodes]
+            prediction = predict(recording.player.plan, kinds, coefficients(self._driver))
+            found = self._selector.begin(_call_key(key), recording_ns, recording.pool.nbytes, prediction)
             if isinstance(found, Measurement):
                 recording.measurement = found
             elif found is not None and found.is_plain:
-                attempt.recording, attempt.refusal = None, Refusal(found.reason)
+                attempt.recording, attempt.refusal = None, _Chosen(found.reason)
                 recording.close()
+                with self._lock:
+                    self._prefer_plain(request.inputs, None)
             elif found is not None:
                 recording.watch = self._selector.watch(found, _call_key(key))
         except Exception as error:
@@ -444,10 +450,14 @@ class RecordedFunction:
         watch = self._selector.watch(choice, _call_key(key))
         with self._lock:
             self._remember(key, refusal)
-            if len(self._plain_by_choice) >= max(self._facts.settings.max_recordings, 1) * _KEYS_PER_RECORDING:
-                self._plain_by_choice.clear()
-            self._plain_by_choice[numbers_of(inputs)] = watch
+            self._prefer_plain(inputs, watch)
         return self._plain(inputs, refusal)
+
+    def _prefer_plain(self, inputs: Sequence[Any], watch: Watch | None) -> None:
+        """Answer calls with these ints plainly from now on. Needs the lock."""
+        if len(self._plain_by_choice) >= max(self._facts.settings.max_recordings, 1) * _KEYS_PER_RECORDING:
+            self._plain_by_choice.clear()
+        self._plain_by_choice[numbers_of(inputs)] = watch
 
     def _chosen_plain(self, inputs: list[Any], numbers: tuple[int, ...]) -> Any:
         """A call whose graph does not pay: nothing is looked at but its sizes. One in many is timed."""
@@ -470,19 +480,21 @@ class RecordedFunction:
             return result
 
     def _replay_watched(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
-        """A call that the launcher left to Python, one in many on purpose: it is timed."""
+        """A call that the launcher left to Python. One in many it leaves on purpose: that is timed."""
         watch = recording.watch
+        launcher = recording.launcher
+        if watch is None or not (launcher.sampled() if launcher is not None else watch.is_due()):
+            return self._replay(inputs, key, recording)
         stopwatch = None
         try:
-            if watch is not None and (recording.alone is not None or watch.is_due()):
-                if watch.has_drifted():
-                    self._measure_again(key, recording)
-                elif (stopwatch := watch.stopwatch()) is not None:
-                    stopwatch.start()
+            if watch.has_drifted():
+                self._measure_again(key, recording)
+            elif (stopwatch := watch.stopwatch()) is not None:
+                stopwatch.start()
         except Exception as error:
             return self._after_error(inputs, error)
         result = self._by_graph(inputs, key, recording)
-        if watch is not None and stopwatch is not None and _stopped(stopwatch):
+        if stopwatch is not None and _stopped(stopwatch):
             watch.done(stopwatch)
         return result
 

@@ -121,6 +121,7 @@ typedef struct {
     PyObject *usual; /* where there is no device: whether the current stream is the usual one, or None */
     uint64_t calls, updates, last_used;
     uint64_t sample_every, sample_at; /* at so many calls it steps aside once, so that Python can look; 0: never */
+    int sampled; /* it did, and Python has not asked yet */
 } Launcher;
 
 /* ---- one call */
@@ -469,6 +470,7 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
     int locked = 0;
     if (self->sample_every && self->calls >= self->sample_at) {
         self->sample_at = self->calls + self->sample_every;
+        self->sampled = 1;
         return 0;
     }
     /* Another thread may be between its update and its launch: the launch gives up the interpreter's lock. */
@@ -696,7 +698,16 @@ static PyObject *launcher_sample(Launcher *self, PyObject *every)
     Py_RETURN_NONE;
 }
 
+static PyObject *launcher_sampled(Launcher *self, PyObject *unused)
+{
+    (void)unused;
+    int sampled = self->sampled;
+    self->sampled = 0;
+    return PyBool_FromLong(sampled);
+}
+
 static PyMethodDef launcher_methods[] = {
+    {"sampled", (PyCFunction)launcher_sampled, METH_NOARGS, "Whether it stepped aside for that since this was last asked."},
     {"sample", (PyCFunction)launcher_sample, METH_O, "Step aside once in so many calls; 0: never."},
     {"close", (PyCFunction)launcher_close, METH_NOARGS, "Answer no call from now on."},
     {"counts", (PyCFunction)launcher_counts, METH_NOARGS, "Calls answered, nodes updated, monotonic time of the last call in ns."},

@@ -61,7 +61,7 @@ class DecisionFacts:
     sizes: str
     chosen: str = ""  # a variant's name; empty while it is measured
     reason: str = "being measured"
-    origin: str = ""  # "measured", "stored", "pinned", "not measured"
+    origin: str = ""  # "measured", "stored", "pinned", "predicted", "not measured"
     variants: list[VariantFacts] = field(default_factory=list)
     digest: str = ""  # by which pygraph_inductor.decisions knows it; empty if it is not kept
     examinations: int = 0  # how often it was measured again because calls had come to cost something else

@@ -5,7 +5,7 @@ A function with static shapes has one class; its recordings for different aliasi
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ def size_class(call_key: tuple[Hashable, ...]) -> str:
     return "; ".join(_entry(entry) for entry in call_key)
 
 
-def numbers_of(inputs: list[object]) -> tuple[int, ...]:
+def numbers_of(inputs: Sequence[object]) -> tuple[int, ...]:
     """The int inputs, among them every size that is not static: what tells calls apart before they are examined."""
     return tuple([value for value in inputs if type(value) is int])
 

@@ -22,8 +22,10 @@ from pygraph_inductor.selection.classes import size_class
 from pygraph_inductor.selection.drift import Watch
 from pygraph_inductor.selection.judge import Measured, Rules, Variant, Verdict
 from pygraph_inductor.selection.measuring import Measurement, Turn
+from pygraph_inductor.selection.prediction import Prediction
 from pygraph_inductor.selection.store import Key, Store, Stored
 
+_ALONE = "nothing is decided on one of {} ranks alone"
 CHOICES = frozenset(variant.value for variant in Variant)
 
 
@@ -70,9 +72,13 @@ class Selector:
             return choice
 
     def begin(
-        self, call_key: tuple[Hashable, ...], recording_ns: int, pool_bytes: Callable[[], int]
+        self,
+        call_key: tuple[Hashable, ...],
+        recording_ns: int,
+        pool_bytes: Callable[[], int],
+        prediction: Prediction | None = None,
     ) -> Measurement | Choice | None:
-        """For a new recording: a measurement, or the choice where there is nothing to measure; None: not our business.
+        """For a recording: a measurement, or the choice where there is nothing to measure; None: not our business.
 
         `recording_ns` is how long it took to record, `pool_bytes` tells what its pool has taken from the device.
         """
@@ -81,7 +87,7 @@ class Selector:
             return None
         sizes = size_class(call_key)
         if (ranks := _ranks()) > 1:
-            return self._unmeasured(sizes, f"nothing is decided on one of {ranks} ranks alone")
+            return self._unmeasured(sizes, _ALONE.format(ranks))
         if settings.max_graph_memory and (taken := pool_bytes()) > settings.max_graph_memory:
             limit = f"config.max_graph_memory allows {settings.max_graph_memory}"
             return Choice(Variant.PLAIN, f"with it graphs would take {taken} bytes, {limit}", "not measured")
@@ -89,6 +95,8 @@ class Selector:
             return choice
         if self._driver.stopwatch() is None:
             return self._unmeasured(sizes, "the device has no clock")
+        if prediction is not None and prediction.hopeless is not None:
+            return self._predicted(sizes, prediction.hopeless)
         with self._lock:
             self._decision(sizes)
             budget = settings.measure_budget * recording_ns
@@ -103,6 +111,8 @@ class Selector:
             choice = self._choices.get(sizes)  # by another key of the class
         if choice is not None:
             return choice
+        if (ranks := _ranks()) > 1:
+            return self._unmeasured(sizes, _ALONE.format(ranks))
         turn = measurement.next()
         if isinstance(turn, Verdict):
             return self._conclude(sizes, turn)
@@ -113,7 +123,7 @@ class Selector:
 
     def watch(self, choice: Choice, call_key: tuple[Hashable, ...]) -> Watch | None:
         """What looks back at a choice; None where it cannot change."""
-        if choice.origin in ("pinned", "not measured") or self._driver.stopwatch() is None:
+        if choice.origin in ("pinned", "not measured", "predicted") or self._driver.stopwatch() is None:
             return None
         with self._lock:
             examinations = self._examinations.get(size_class(call_key), 0)
@@ -148,6 +158,14 @@ class Selector:
             self._note(sizes, choice)
         return choice
 
+    def _predicted(self, sizes: str, reason: str) -> Choice:
+        """The graph cannot win. Known again as soon as it is recorded, so it is not kept on disk."""
+        choice = Choice(Variant.PLAIN, reason, "predicted")
+        with self._lock:
+            self._choices[sizes] = choice
+            self._note(sizes, choice)
+        return choice
+
     def _conclude(self, sizes: str, verdict: Verdict) -> Choice:
         choice = Choice(verdict.chosen, verdict.reason, "measured", verdict.cost.median, verdict.table)
         with self._lock:
@@ -173,7 +191,11 @@ class Selector:
         decision.chosen, decision.reason, decision.origin = choice.variant.value, choice.reason, choice.origin
         if choice.table:
             decision.variants = _shown(choice.table)
-        key = self._key(sizes) if choice.origin != "not measured" and self._store() is not None else None
+        key = (
+            self._key(sizes)
+            if choice.origin not in ("not measured", "predicted") and self._store() is not None
+            else None
+        )
         decision.digest = key.digest if key is not None else ""
 
     # -- what is kept

@@ -494,3 +494,81 @@ def test_ranks_that_appear_later_leave_decisions_as_they_are(
     monkeypatch.setattr(selector, "_ranks", lambda: 2)
     clock.plain = (5000 * US, 5000 * US)
     assert set(calls(function, 100)) == {"plain"} and function.decision.examinations == 0
+
+
+def test_measurement_under_way_ends_when_other_ranks_appear(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock.graph = (900 * US, 900 * US)
+    function = Timed(body, clock, **WRITES)
+    calls(function, 4)
+    monkeypatch.setattr(selector, "_ranks", lambda: 2)
+    timed = clock.started
+    assert set(calls(function, 20)) == {"graph"} and clock.started == timed
+    assert function.decision.chosen == "graph" and "2 ranks" in function.decision.reason
+
+
+def test_calls_that_the_launcher_leaves_to_python_for_other_reasons_are_not_timed(clock: Clock) -> None:
+    """More recordings than the front tries: each comes by Python, and is put in front again."""
+    if native.module() is None:
+        pytest.skip("no compiler")
+    clock.plain = (900 * US, 900 * US)
+    function = Timed(of_size, clock)
+    sizes = range(70, 82)
+    for size in sizes:
+        for _ in range(20):
+            sized_call(function, size)
+    timed = clock.started
+    for _ in range(3):
+        for size in sizes:
+            assert sized_call(function, size) == "graph"
+    assert clock.started == timed
+    [last] = [one for one in function.recordings if one.player.plan.slots[0].layout.size == (sizes[-1],)]
+    before = last.launcher.counts()[0]
+    sized_call(function, sizes[-1])
+    assert last.launcher.counts()[0] == before + 1, "it stands in front again"
+
+
+def test_one_call_in_many_is_timed_and_no_other(clock: Clock, often: None) -> None:
+    clock.plain = (900 * US, 900 * US)
+    function = Timed(body, clock, **WRITES)
+    until_decided(function)
+    timed = clock.started
+    calls(function, 80)
+    assert clock.started - timed in (9, 10), "one in eight"
+
+
+# -- what need not be measured
+
+
+def test_graph_that_stages_more_than_it_can_save_is_not_measured(clock: Clock, caplog: Any) -> None:
+    size = 1 << 26  # 256 MiB of float32, for one launch
+
+    def large(namespace: dict[str, Any], a: Any, b: Any) -> Any:
+        out = namespace["empty_strided_cpu"]((6,), (1,), torch.float32)
+        namespace["cpp_fused_0"](out, a[:6], b)
+        return (out,)
+
+    settings = Settings(engine="copy")
+    few, many = [torch.randn(6), torch.randn(6)], [torch.zeros(size), torch.randn(6)]
+    function = Timed(large, clock, settings=settings)
+    for _ in range(5):
+        function(*few)
+    assert clock.started, "small ones are measured"
+    function = Timed(large, clock, settings=settings)
+    timed = clock.started
+    for _ in range(5):
+        function(*many)
+    assert clock.started == timed and not function.recordings and not function.log.replays
+    assert (function.decision.chosen, function.decision.origin) == ("plain", "predicted")
+    assert "copying" in function.log.verdict and not caplog.records
+
+
+def test_function_that_launches_nothing_needs_no_graph(clock: Clock) -> None:
+    def nothing(namespace: dict[str, Any], a: Any, b: Any) -> Any:
+        return (a, namespace["reinterpret_tensor"](b, (2, 3), (3, 1), 0))
+
+    function = Timed(nothing, clock)
+    for _ in range(5):
+        a, b = inputs()
+        first, second = function(a, b)
+        assert first is a and torch.equal(second, b.view(2, 3))
+    assert not clock.started and function.decision.origin == "predicted"

@@ -1,0 +1,48 @@
+"""Bounds that skip a measurement hold whatever the calls cost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraph_inductor.driver.protocol import Timing
+from pygraph_inductor.selection.cost_model import Coefficients
+from pygraph_inductor.selection.judge import Rules, Variant, judge
+from pygraph_inductor.selection.prediction import MOST_A_LAUNCH, Prediction, predict
+
+
+@given(st.floats(0, 1e5), st.integers(0, 50), st.floats(0, 1), st.floats(0, 1e5), st.floats(0, 1e3))
+def test_what_is_hopeless_would_have_lost(added, launches, part_of_most, device, host_of_graph):
+    """`device`: the kernels' own time. The plain host time is any that launches can take."""
+    prediction = Prediction(added, MOST_A_LAUNCH * launches)
+    if prediction.hopeless is None or not launches:
+        return
+    host = part_of_most * prediction.launching
+    plain = Timing(round(host * 1e3), round(max(device, host) * 1e3), False)
+    graph = Timing(round(host_of_graph * 1e3), round((device + added) * 1e3), False)
+    samples = {Variant.PLAIN: [plain] * 30, Variant.GRAPH: [graph] * 30}
+    verdict = judge(samples, Rules("auto", 0.02), final=True)
+    assert verdict is not None
+    table = {one.variant: one.cost.median for one in verdict.table}
+    assert table[Variant.GRAPH] >= table[Variant.PLAIN] - 1
+
+
+def test_only_staged_slots_count_and_written_ones_twice():
+    import torch
+
+    from pygraph_inductor.replay.plan import Engine, Layout, Plan, Slot
+
+    def slot(engine, is_output=False, written=False):
+        return Slot(0, is_output, Layout((1 << 20,), (1,), torch.float32), engine, 0, written, ())
+
+    def added(*slots):
+        return predict(Plan(slots, (), (), tuple), ["kernel"] * 3, Coefficients(bytes_per_us=1 << 20)).added
+
+    assert added(slot(Engine.PATCH), slot(Engine.STATIC)) == 0
+    assert added(slot(Engine.COPY)) == 4
+    assert added(slot(Engine.COPY, written=True)) == 8
+    assert added(slot(Engine.COPY, is_output=True, written=True)) == 4
+    assert (
+        predict(Plan((), (), (), tuple), ["kernel", "empty", "memcpy"], Coefficients()).launching == 2 * MOST_A_LAUNCH
+    )
+    assert predict(Plan((), (), (), tuple), ["empty"], Coefficients()).hopeless == "it launches nothing"

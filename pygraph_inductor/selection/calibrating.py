@@ -27,14 +27,14 @@ _LEAST = 0.001  # µs: below it a difference is noise
 
 def measure(driver: Driver, calls: int = _CALLS) -> Coefficients:
     """Coefficients of a device; takes seconds. The device should be idle, the process single-threaded."""
-    latency = functools.partial(_latency, driver, calls)
+    timed = functools.partial(latency, driver, calls=calls)
     with driver.guard():
-        still = {count: latency("patch", count) for count in (FEW, MANY)}
-        table = {count: latency("indirect", count) for count in (FEW, MANY)}
-        patched = latency("patch", MANY, moving=True)
-        refreshed = latency("indirect", MANY, moving=True)
-        in_python = latency("patch", FEW, native=False)
-        staged = {size: latency("copy", FEW, size=size) for size in (SMALL, LARGE)}
+        still = {count: timed("patch", count) for count in (FEW, MANY)}
+        table = {count: timed("indirect", count) for count in (FEW, MANY)}
+        patched = timed("patch", MANY, moving=True)
+        refreshed = timed("indirect", MANY, moving=True)
+        in_python = timed("patch", FEW, native=False)
+        staged = {size: timed("copy", FEW, size=size) for size in (SMALL, LARGE)}
     extra = {count: table[count] - still[count] for count in (FEW, MANY)}
     load = (extra[MANY] - extra[FEW]) / (MANY - FEW)
     python = in_python - still[FEW]
@@ -50,24 +50,32 @@ def measure(driver: Driver, calls: int = _CALLS) -> Coefficients:
     )
 
 
-def _latency(
+def latency(
     driver: Driver,
-    calls: int,
     engine: str,
     kernels: int,
+    *,
+    slots: int = 1,
     size: int = SMALL,
     moving: bool = False,
     native: bool = True,
+    calls: int = _CALLS,
 ) -> float:
-    """The median time of a call from its submission to its end, in µs."""
+    """The median time of a call from its submission to its end, in µs.
+
+    Each of `slots` inputs of so many elements is used by so many kernels. `moving`: they are elsewhere in each call.
+    """
     with _Probe(driver, engine, kernels, native) as probe:
-        inputs = [driver.empty((size,), (1,), torch.float32).fill_(number) for number in range(2)]
+        sets = [
+            [driver.empty((size,), (1,), torch.float32).fill_(number) for _ in range(slots)]
+            for number in range(2 if moving else 1)
+        ]
         times = []
         for number in range(_WARM + calls):
-            argument = [inputs[number % 2 if moving else 0]]
+            arguments = list(sets[number % len(sets)])
             _wait(driver)
             start = time.perf_counter_ns()
-            probe(argument)
+            probe(arguments)
             _wait(driver)
             times.append(time.perf_counter_ns() - start)
         return statistics.median(times[_WARM:]) / 1e3
@@ -79,7 +87,7 @@ def _wait(driver: Driver) -> None:
 
 
 class _Probe:
-    """A function whose one input is used by so many kernels, recorded with one engine."""
+    """A function each of whose inputs is used by so many kernels, recorded with one engine."""
 
     def __init__(self, driver: Driver, engine: str, kernels: int, native: bool) -> None:
         from pygraph_inductor.recording.facts import Facts
@@ -118,11 +126,12 @@ class _Probe:
             raise RuntimeError(f"nothing was measured: {', '.join(log.reasons) or 'no graph was replayed'}")
 
     def _run(self, inputs: list[Any]) -> Any:
-        (source,) = inputs
+        sources = list(inputs)
         inputs.clear()
         target = self._namespace[self._allocator]((_ELEMENTS,), (1,), torch.float32)
-        for _ in range(self._kernels):
-            self._namespace["cpp_touch"](source, target)
+        for source in sources:
+            for _ in range(self._kernels):
+                self._namespace["cpp_touch"](source, target)
         return ()
 
 

@@ -77,6 +77,12 @@ class CostModel:
         return costs
 
 
+def all_copied(uses: Sequence[SlotUse], model: CostModel) -> Any:
+    """What a call costs in which all these slots are staged; Python serves them together."""
+    python = model.coefficients.python_replay
+    return sum((model.copy(use) - python for use in uses), start=sympy.Float(python))
+
+
 def value(cost: Any, sizes: Mapping[Any, int] | None = None) -> float:
     """A cost in µs, with numbers for the sizes it depends on."""
     return float(sympy.sympify(cost).subs(sizes or {}))

@@ -34,6 +34,10 @@ def test_written_slot_is_copied_back_as_well() -> None:
     assert value(MODEL.copy(SlotUse(1, 1, 5000, written=True))) == 2 * 35 + 100
 
 
+def test_slots_that_are_staged_are_served_by_python_together() -> None:
+    assert value(cost_model.all_copied([SlotUse(1, 1, 5000), SlotUse(1, 1, 0)], MODEL)) == 35 + 30 + 100
+
+
 def test_slot_without_kernels_that_have_twins_cannot_be_indirect() -> None:
     assert "indirect" not in MODEL.of(SlotUse(10, 0, 5000))
 

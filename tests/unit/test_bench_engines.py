@@ -1,0 +1,82 @@
+"""The sweep over engines: its points, its predictions, and the page that is made from a file alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.selection import calibrating
+from pygraph_inductor.selection.cost_model import Coefficients
+from scripts.bench import engines
+from scripts.bench.engines import Measured, Point
+
+ROUND = Coefficients(1.0, 2.0, 8.0, 0.5, 30.0, 1000.0, 100.0)
+
+
+def measured(point: Point, **latency: float) -> Measured:
+    return Measured(point, 10.0, latency, engines.predicted(point, ROUND))
+
+
+def test_points_cover_the_ranges_and_fit_the_device() -> None:
+    points = engines.points()
+    assert len(set(points)) == len(points) > 40
+    assert {p.consumers for p in points} >= {1, 256}
+    assert {p.slots for p in points} >= {1, 512}
+    assert {p.nbytes for p in points} >= {4 << 10, 1 << 30}
+    assert all(p.slots * p.nbytes <= 12 << 30 for p in points)
+
+
+def test_predictions_are_the_models() -> None:
+    found = engines.predicted(Point(consumers=10, slots=4, nbytes=2000), ROUND)
+    assert found == {"patch": 40.0, "indirect": 0.5 * 40 + 10, "copy": 4 * 32 + 100}
+
+
+def test_choice_counts_as_good_if_it_is_nearly_the_best() -> None:
+    point = Point(100, 1, 4096)  # the model says: indirect
+    good = measured(point, patch=104.0, indirect=100.0, copy=300.0)
+    near = measured(point, patch=96.0, indirect=100.0, copy=300.0)
+    wrong = measured(point, patch=50.0, indirect=100.0, copy=300.0)
+    assert [one.chosen for one in (good, near, wrong)] == ["indirect"] * 3
+    assert [one.best for one in (good, near, wrong)] == ["indirect", "patch", "patch"]
+    assert engines.share_within([good, near, wrong]) == pytest.approx(2 / 3)
+
+
+def content() -> dict[str, Any]:
+    found = [measured(point, patch=20.0, indirect=30.0, copy=200.0) for point in engines.points()[:5]]
+    points = [asdict(one) for one in found]
+    return {"device": "a device", "torch": "2.0", "coefficients": ROUND.to_dict(), "points": points}
+
+
+def test_page_is_made_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "draw", lambda content, file: file.write_text("a plot"))
+    (tmp_path / "in.json").write_text(json.dumps(content()))
+    command = ["engines", "--read", str(tmp_path / "in.json"), "--page", str(tmp_path / "engines.md")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert engines.main() == 0
+    text = (tmp_path / "engines.md").read_text()
+    assert "a device, torch 2.0" in text and "(engines.svg)" in text
+    assert text.count("\n| ") == 1 + 7 + 1 + 5
+    assert "| 1 | 1 | 4 KiB | 10.0 | 10.0 (1.0) | 20.0 (10.5) |" in text
+    assert (tmp_path / "engines.svg").read_text() == "a plot"
+
+
+def test_plot_of_the_same_numbers_is_the_same_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    engines.draw(content(), tmp_path / "one.svg")
+    engines.draw(content(), tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_sweep_measures_every_engine_at_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "LARGE", 1 << 16)
+    sweep = [Point(1, 1, 4096), Point(2, 3, 4096)]
+    found = engines.loaded(engines.measure(SimulatedDriver(), 5, sweep))
+    assert [one.point for one in found] == sweep
+    assert all(set(one.latency) == set(one.predicted) == set(engines.ENGINES) for one in found)
+    assert all(0 < number < 1e6 for one in found for number in one.latency.values())

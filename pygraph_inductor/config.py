@@ -58,6 +58,9 @@ transform_host_arithmetic: bool = environment.flag("transform_host_arithmetic", 
 # Integers that `.item()` takes out of a tensor, where the graph goes on and only the device uses them.
 transform_items: bool = environment.flag("transform_items", True)
 
+# Functions with torch.cond or torch.switch keep graphs on both sides of it.
+transform_control_flow: bool = environment.flag("transform_control_flow", True)
+
 # CPU constants of a graph that are used on the device: one copy there, made when the graph is compiled.
 transform_constants: bool = environment.flag("transform_constants", True)
 

@@ -15,6 +15,7 @@ from torch._inductor.codegen.wrapper import FreeLine, PythonWrapperCodegen, Subg
 from torch._inductor.virtualized import V
 
 from pygraph_inductor.codegen import options
+from pygraph_inductor.codegen.control_flow import cut_at_control_flow
 from pygraph_inductor.codegen.visible import visible_count
 from pygraph_inductor.partition.cuts import counts, cuts_of
 from pygraph_inductor.reporting.places import place_of
@@ -63,6 +64,7 @@ class Wrapper(PythonWrapperCodegen):
     ) -> PythonWrapperCodegen:
         """Inductor's factory for the wrapper of a module, a partition or a subgraph."""
         if not is_subgraph:
+            cut_at_control_flow(V.graph)
             return Wrapper()
         assert subgraph_name is not None and parent_wrapper is not None
         if partition_signatures is not None and isinstance(parent_wrapper, Wrapper):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 
 import pygraph_inductor
 from pygraph_inductor import config, settings
+from pygraph_inductor.codegen.control_flow import CONTROL_FLOW
 from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.codegen.graph_pass import GraphPass
 from pygraph_inductor.seams import compilation, compile_fx
@@ -119,6 +121,31 @@ def test_cut_is_reported_with_the_line_that_makes_it(cuda, tmp_path):
     assert "2 pieces" in text and cut in text
 
 
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        y = x.sin() @ x
+        return torch.cond(y.sum() > 0, lambda y: (y * 2 + 1).relu(), lambda y: y - 1, (y,)) @ x
+
+
+def test_branch_is_cut_out_and_both_sides_keep_their_graphs(cuda, tmp_path):
+    generated = compile_module(Branch(), (8, 8), folder=tmp_path, mode="reduce-overhead")
+    texts = read(generated.source)
+    assert {"partition_0", "partition_1"} <= set(texts)
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.pieces == 2 and generated.graphs[0].disabled_cudagraphs_reason is None
+    assert any("which branch" in line and "test_keeping_whole.py:" in line for line in facts.cuts)
+    # What the branch returned is taken out of its list before the second piece gets it.
+    second = generated.source[generated.source.index("def partition_1") :].partition("async_compile.wait")[0]
+    assert not re.search(r"= buf\d+\[\d\]", second), second
+
+
+def test_branch_takes_all_graphs_where_that_is_switched_off(cuda, tmp_path):
+    with config.patch(transform_control_flow=False):
+        compile_module(Branch(), (8, 8), folder=tmp_path, mode="reduce-overhead")
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.pieces == 0 and any("torch.cond" in line for line in facts.cuts)
+
+
 def test_failing_rewrite_breaks_no_compilation(cuda, tmp_path, monkeypatch):
     def broken(graph, switches):
         raise ValueError("no such luck")
@@ -154,11 +181,12 @@ def test_error_of_the_program_itself_comes_through(cuda, tmp_path):
 
 
 def test_every_rewrite_has_a_knob_and_every_knob_a_rewrite():
-    assert settings.rewrites() == applying.ALL
+    every = applying.ALL | {CONTROL_FLOW}
+    assert settings.rewrites() == every
     with config.patch(transform=False):
         assert settings.rewrites() == frozenset()
     with config.patch(transform_uploads=False):
-        assert settings.rewrites() == applying.ALL - {"uploads"}
+        assert settings.rewrites() == every - {"uploads"}
 
 
 def test_rewrites_that_are_on_are_part_of_the_key():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo import config as dynamo_config
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree as pytree
 
 import pygraph_inductor
@@ -308,6 +309,43 @@ def test_number_that_only_the_device_uses_stays_there():
     assert graph.pieces == 1 and not graph.cuts, graph
     assert counting.recordings == 1, counting
     counting.expect(replays=CALLS - 2)
+
+
+def branch(x):
+    y = x.sin() @ x
+    return torch.cond(y.sum() > 0, lambda y: (y * 2 + 1).relu(), lambda y: y - 1, (y,)) @ x
+
+
+def branch_eagerly(x):
+    y = x.sin() @ x
+    return ((y * 2 + 1).relu() if y.sum() > 0 else y - 1) @ x
+
+
+def loop(x):
+    start = torch.zeros((), dtype=torch.int64, device=x.device), x.sin() @ x
+    condition = lambda trips, y: y.abs().amax() < 50
+    trips, y = while_loop(condition, lambda trips, y: (trips + 1, 1.5 * y + 0.1), start)
+    return trips.clone(), (y + 1) @ x
+
+
+def loop_eagerly(x):
+    trips, y = 0, x.sin() @ x
+    while y.abs().amax() < 50:
+        trips, y = trips + 1, 1.5 * y + 0.1
+    return torch.tensor(trips, device=x.device), (y + 1) @ x
+
+
+@pytest.mark.parametrize("function, eagerly", [(branch, branch_eagerly), (loop, loop_eagerly)])
+def test_graphs_go_on_behind_what_the_host_decides(function, eagerly):
+    counting = Counting()
+    call = compiled(function)
+    for number in range(CALLS):
+        x = (number + 1) * 0.1 * torch.randn(16, 16, device=DEVICE)
+        x = x if number % 2 else -x
+        same(call(x), eagerly(x), f"call {number}", tolerance=1e-3)
+    [graph] = pygraph_inductor.report().graphs
+    assert graph.pieces == 2, graph
+    counting.expect(replays=2 * (CALLS - 2))
 
 
 def test_cut_that_cannot_be_avoided_is_in_one_place():

@@ -17,8 +17,8 @@ always: bool = environment.flag("always", False)
 # Record and replay CPU graphs on the simulated driver. Without it CPU graphs are left alone.
 simulate: bool = environment.flag("simulate", False)
 
-# How a replay is told where tensors are: "patch" rewrites addresses in the graph, "copy" stages through fixed
-# buffers as stock PyTorch does, "auto" chooses per tensor.
+# How a replay is told where tensors are: "patch" rewrites addresses in the graph, "indirect" writes a table from which
+# Triton kernels read them, "copy" stages through fixed buffers as stock PyTorch does, "auto" chooses per tensor.
 engine: str = environment.word("engine", "auto")
 
 # Who manages graphs: "borrowed" is this package, "trees" is stock PyTorch's torch._inductor.cudagraph_trees.

@@ -299,6 +299,7 @@ def _try_with(
         try:
             held = player.rebase(work.inputs)
             captured.graph.instantiate()
+            del held  # verification needs the memory
             for node in pair.needless:
                 captured.graph.disable(captured.graph.nodes[node])
             replay = functools.partial(_guarded_replay, player, work.inputs)
@@ -309,7 +310,6 @@ def _try_with(
         except BaseException:
             captured.graph.close()
             raise
-        del held
     log = _log(work, plan, captured, len(pair.needless))
     if indirection is not None:
         watched = indirection.watched if isinstance(indirection, Prepared) else indirection

@@ -23,10 +23,19 @@ def upload(numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], devic
 
     With the contents of this moment: later writes of the host do not reach them.
     """
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _uploaded(numbers, hosts, device)
+    return _uploaded(numbers, hosts, device)
+
+
+def _uploaded(
+    numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], device: torch.device
+) -> list[torch.Tensor]:
     groups = list(by_dtype(numbers).values())
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return [_frozen(group, device) for group in groups] + [_copied(host, device) for host in hosts]
-    pieces = [_Piece(group[0].dtype, (len(group),), (1,), group) for group in groups]
+    pieces = [_Piece(group[0].dtype, (len(group),), (1,), [*map(_dense, group)]) for group in groups]
     pieces += [_piece(host) for host in hosts if 0 < host.nbytes <= STAGED_BYTES]
     packed = iter(_packed(pieces, device)) if pieces else iter(())
     results = [next(packed) for _ in groups]
@@ -88,6 +97,8 @@ def _dense(host: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of it, whose elements follow each other in memory in the order of its strides."""
     if host.is_conj() or host.is_neg():
         host = host.resolve_conj().resolve_neg()
+    if host._is_zerotensor():
+        host = host.clone()  # it has no memory
     if host.is_contiguous():
         return host
     like = torch.empty_like(host)  # keeps the strides of a dense tensor

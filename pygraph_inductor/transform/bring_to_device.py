@@ -17,7 +17,7 @@ What the program returns on the CPU is still computed on the CPU.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ from pygraph_inductor.transform.host_values import (
 )
 from pygraph_inductor.transform.operators import UPLOAD
 from pygraph_inductor.transform.outcome import Outcome
-from pygraph_inductor.transform.same_results import is_constructor, is_integral, name_of
+from pygraph_inductor.transform.same_results import is_constructor, is_integral, makes_new, name_of
 
 _ITEM = operator.getitem
 REWRITES = (UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS, CONSTANTS)
@@ -73,6 +73,17 @@ _COPY_LIKE = frozenset(
         "copy",
         "lift_fresh_copy",
         "_unsafe_view",
+        "as_strided",
+        "diagonal",
+        "unfold",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "cat",
+        "constant_pad_nd",
+        "view_as_real",
+        "view_as_complex",
+        "repeat",
     ]
 )
 
@@ -119,16 +130,18 @@ def _places(work: _Work) -> list[_Place]:
     found = []
     returned = _reaching_host_outputs(work.graph)
     for user in work.graph.nodes:
-        if device_of(user) != work.hosts.device:
+        mine = [one for one in dict.fromkeys(tensors_in((user.args, user.kwargs))) if one in work.hosts.of]
+        if not mine or not _is_on(user, work.hosts.device):
             continue
-        for host in dict.fromkeys(tensors_in((user.args, user.kwargs))):
-            way = work.hosts.of.get(host)
-            if way is None:
-                continue
+        # All at once first: an optimizer's operators take hundreds of them.
+        scalars = {one for one in mine if one.meta["val"].dim() == 0}
+        fits = moved_to(user) is None and bool(scalars) and _gives_the_same(work, user, scalars)
+        for host in mine:
+            way = work.hosts.of[host]
             rewrite = _rewrite_for(user, host, way)
             if way.way == "upload" and way.from_nothing and not returned & _with_parts(host):
                 continue  # Inductor's own pass makes such tensors on the device
-            reason = _reason_against(work, user, host, way, rewrite)
+            reason = _reason_against(work, user, host, way, rewrite, fits and host in scalars)
             if reason:
                 work.outcomes.append(Outcome.at(user, rewrite or UPLOADS, False, reason))
             elif rewrite:
@@ -182,7 +195,7 @@ def _is_source(user: fx.Node, host: fx.Node) -> bool:
     return name_of(user.target) in _COPYING and len(user.args) > 1 and user.args[1] is host
 
 
-def _reason_against(work: _Work, user: fx.Node, host: fx.Node, way: Host, rewrite: str | None) -> str:
+def _reason_against(work: _Work, user: fx.Node, host: fx.Node, way: Host, rewrite: str | None, fits: bool) -> str:
     if rewrite is None:
         return f"{user.target} takes a CPU tensor, and may look at it on the host"
     if way.way == "no":
@@ -190,7 +203,7 @@ def _reason_against(work: _Work, user: fx.Node, host: fx.Node, way: Host, rewrit
     if rewrite not in work.hosts.switches:
         return f"{rewrite} is switched off"
     needed = {SCALARS if leaf.meta["val"].dim() == 0 else UPLOADS for leaf in way.leaves if leaf.op != "get_attr"}
-    if rewrite == CONSTANTS and moved_to(user) is not None and _reaches_output(user):
+    if rewrite == CONSTANTS and moved_to(user) is not None and _may_be_returned(user):
         return "what is returned must not be the constant"
     if off := sorted(needed - set(work.hosts.switches)):
         return f"{off[0]} is switched off"
@@ -198,7 +211,7 @@ def _reason_against(work: _Work, user: fx.Node, host: fx.Node, way: Host, rewrit
         return "writing a number through a mask asks the host how many elements there are"
     if way.back and name_of(host.target) in _COPY_LIKE and moved_to(user) is not None and _reaches_output(user):
         return "what is returned must not share memory with what it was a copy of"
-    if moved_to(user) is None and _result_on_device(work, user, host) is None:
+    if moved_to(user) is None and not fits and not _gives_the_same(work, user, {host}):
         return f"{user.target} would give another dtype or layout with a device tensor"
     return ""
 
@@ -207,26 +220,34 @@ def _has_mask(user: fx.Node) -> bool:
     return any(one.meta["val"].dtype in (torch.bool, torch.uint8, torch.int8) for one in tensors_in(user.args[1]))
 
 
-def _result_on_device(work: _Work, user: fx.Node, host: fx.Node) -> Any:
-    """What `user` gives with `host` on the device; None if that is not what it gives now."""
-    value = user.meta["val"]
+def _is_on(user: fx.Node, device: torch.device) -> bool:
+    """Whether a node gives tensors on the device and nowhere else: one, or a list of them."""
+    leaves = torch.utils._pytree.tree_leaves(user.meta.get("val"))
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return devices == {device}
+
+
+def _gives_the_same(work: _Work, user: fx.Node, hosts: set[fx.Node]) -> bool:
+    """Whether the result of `user` keeps its dtypes, sizes and strides with `hosts` on the device."""
 
     def there(node: fx.Node) -> Any:
-        fake = node.meta["val"]
-        return torch.empty_like(fake, device=work.hosts.device) if node is host else fake
+        value = node.meta["val"]
+        return torch.empty_like(value, device=work.hosts.device) if node in hosts else value
 
-    with value.fake_mode:
-        arguments = fx.node.map_arg((user.args, user.kwargs), there)
+    with next(iter(hosts)).meta["val"].fake_mode:
+        args, kwargs = fx.node.map_arg((user.args, user.kwargs), there)
         try:
-            result = user.target(*arguments[0], **arguments[1])  # type: ignore[operator]
+            result = user.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:
-            return None
-    return result if _alike(result, value) else None
+            return False
+    found, wanted = (torch.utils._pytree.tree_leaves(one) for one in (result, user.meta["val"]))
+    return len(found) == len(wanted) and all(map(_alike, found, wanted))
 
 
 def _alike(one: Any, other: Any) -> bool:
     return (
         isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
         and one.dtype == other.dtype
         and one.device == other.device
         and tuple(one.size()) == tuple(other.size())
@@ -308,13 +329,22 @@ def _explain(node: fx.Node, origin: fx.Node) -> None:
 
 def _reaches_output(node: fx.Node) -> bool:
     """Whether the memory of `node`'s result may become an output's: then it must be memory of its own."""
+    return _leads_to_output(node, lambda user: name_of(user.target) in _COPY_LIKE or not name_of(user.target))
+
+
+def _may_be_returned(node: fx.Node) -> bool:
+    """The same for memory that outlives the call, where a mistake would be one for ever: only results of arithmetic
+    and the like are surely new."""
+    return _leads_to_output(node, lambda user: not makes_new(user))
+
+
+def _leads_to_output(node: fx.Node, passes: Callable[[fx.Node], bool]) -> bool:
     todo, seen = [node], set()
     while todo:
-        one = todo.pop()
-        for user in one.users:
+        for user in todo.pop().users:
             if user.op == "output":
                 return True
-            if user not in seen and (name_of(user.target) in _COPY_LIKE or not name_of(user.target)):
+            if user not in seen and passes(user):
                 seen.add(user)
                 todo.append(user)
     return False

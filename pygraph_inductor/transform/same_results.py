@@ -118,6 +118,8 @@ _FLOATS = frozenset(
     ]
 )
 _WIDE = (torch.float32, torch.float64)
+_PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "index", "gather"])
+_NEW = _COMPARISONS | _BITS | _ARITHMETIC | _FLOATS | _PRODUCTS | {"where"}
 
 
 def is_integral(dtype: torch.dtype) -> bool:
@@ -130,6 +132,11 @@ def name_of(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims"):
         return target._schema.name.partition("::")[2]
     return ""
+
+
+def makes_new(node: fx.Node) -> bool:
+    """Whether the result is surely in memory of its own, whatever the compiler makes of it."""
+    return name_of(node.target) in _NEW
 
 
 def is_constructor(node: fx.Node) -> bool:

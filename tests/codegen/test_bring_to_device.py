@@ -172,6 +172,17 @@ def test_numbers_keep_their_type_next_to_others(cuda, tensor, number):
     rewritten.same()
 
 
+def test_numbers_of_an_operator_on_lists_come_in_one_upload(cuda):
+    def function(a, b, s, t):
+        return tuple(torch.ops.aten._foreach_mul.List([a, b], [s, t]))
+
+    rewritten = Rewritten(function, (4,), (8,), host(), host())
+    assert rewritten.uploaded == [["s_1", "t_1"]]
+    for node in rewritten.module.graph.find_nodes(op="call_function", target=torch.ops.aten._foreach_mul.List):
+        assert [device_of(one).type for one in node.all_input_nodes] == ["cuda"] * 4
+    rewritten.same()
+
+
 def test_number_that_is_also_returned_stays_on_the_host(cuda):
     rewritten = Rewritten(lambda x, s: (x * s, s + 1), (8,), host())
     assert rewritten.uploaded == [["s_1"]]
@@ -531,6 +542,14 @@ def test_constant_that_is_returned_or_too_large_stays(cuda, monkeypatch):
     with turned_on(ALL, VALUE.nbytes - 1):
         [outcome] = apply(large, ALL, strict=True)
     assert "max_constant_bytes" in outcome.what
+
+
+@pytest.mark.parametrize("view", [lambda c: c.unbind(0)[0], lambda c: c.diagonal(), lambda c: c.flip(0), lambda c: c.T])
+def test_view_of_a_constant_that_is_returned_leaves_it_alone(cuda, monkeypatch, view):
+    monkeypatch.setattr(constants, "place", lambda value, device: pytest.fail("it was copied"))
+    square = VALUE.reshape(2, 2)
+    returned = with_constant(lambda x, c: (x, view(c.to(x.device))), square, (4,))
+    assert not any(one.applied for one in apply(returned, ALL, strict=True))
 
 
 def test_constant_without_room_on_the_device_is_copied_in_each_call(cuda, monkeypatch):

@@ -30,7 +30,7 @@ _lock = threading.Lock()
 _known: dict[tuple[str | None, str], Coefficients] = {}
 
 
-def coefficients(driver: Driver, folder: str | None) -> Coefficients:
+def coefficients(driver: Driver, folder: str | None = None) -> Coefficients:
     """The coefficients for a device, looked up once per process. `folder`: where decisions are kept, or None."""
     key = (folder, json.dumps(driver.identity(), sort_keys=True))
     with _lock:

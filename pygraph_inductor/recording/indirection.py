@@ -92,13 +92,13 @@ class Steering:
 
 def _slots_among(args: Sequence[Any], places: Mapping[int, int]) -> dict[int, int]:
     """The arguments that begin where a slot begins. Others (views that begin inside one) are left to patching."""
-    with torch._C.DisableTorchFunction():
-        pointers = {
-            number: value.data_ptr()
-            for number, value in enumerate(args)
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided
-        }
-    return {number: places[pointer] for number, pointer in pointers.items() if pointer in places}
+    found = {}
+    for number, value in enumerate(args):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            place = places.get(value.data_ptr())
+            if place is not None:
+                found[number] = place
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,18 @@ import json
 import os
 import re
 import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from pygraph_inductor.codegen.twin import NotIndirectable, parameters_of, twin_of
 from pygraph_inductor.codegen.twin_kernels import TritonTwins, compiled_like, kernel_texts
 from pygraph_inductor.driver.protocol import TWIN
+from pygraph_inductor.driver.thread_globals import meaning
 from tests.unit.fresh_interpreter import ROOT, python
 
 from .assembly import assembled
@@ -197,6 +200,36 @@ def test_launch_without_an_entry_is_the_kernels_own(tmp_path: Path) -> None:
     meant.run("x", "y", "z", 4096, stream=0)
     assert kernel.launches == [("x", "y", "z", 4096)]
     assert meant.launches is kernel.launches
+
+
+def test_chosen_launches_of_a_module_are_the_twins_in_this_thread_alone(tmp_path: Path) -> None:
+    (name,) = kernels_of(SHAPES["pointwise"], tmp_path)
+    kernel, twin = Kernel(), Kernel()
+    namespace = {name: kernel}
+    twins = TritonTwins(namespace, (tmp_path / "generated_0.py").read_text())
+    twins._twins[name, (0, 2)] = twin
+    x, y, out = (torch.empty(4) for _ in range(3))
+    entries = torch.zeros(2, dtype=torch.int64).split(1)
+
+    def choose(kernel: str, args: tuple[Any, ...]) -> dict[int, torch.Tensor]:
+        return {n: entry for n, entry in ((0, entries[0]), (2, entries[1])) if args[n] is not y}
+
+    def launch(*args: Any) -> None:
+        namespace[name].run(*args, 4096, stream=7)  # as generated code does
+
+    with meaning(namespace, twins.meanings(choose)):
+        launch(x, y, out)
+        other = threading.Thread(target=launch, args=(x, y, y))
+        other.start()
+        other.join()
+    launch(y, y, x)
+    assert namespace == {name: kernel}
+    ((first, second, third, number),) = twin.launches
+    assert first is entries[0] and second is y and third is entries[1] and number == 4096
+    assert [[id(value) for value in args[:3]] for args in kernel.launches] == [
+        [id(x), id(y), id(y)],
+        [id(y), id(y), id(x)],
+    ]
 
 
 def test_twin_is_compiled_once_in_the_configuration_that_won(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

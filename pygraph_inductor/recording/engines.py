@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Work
-from pygraph_inductor.recording.indirection import Watching
+from pygraph_inductor.recording.indirection import Watching, twins_for
 from pygraph_inductor.selection.calibration import coefficients
 from pygraph_inductor.selection.cost_model import Choice, Coefficients, Consumers, CostModel, SlotUse, choose, value
 
-WORTHWHILE = 1.0  # µs a call that have to be saved for twins to be compiled
+# Compiling a twin takes about so long, in µs, and has to be saved again by so many calls.
+COMPILING = 300_000.0
+PAID_BACK = 100_000
 _SHOWN = 8  # slots whose costs are reported: those with the most consumers
 
 
@@ -40,11 +42,15 @@ def wanted(forced: bool, work: Work, written: Collection[int], found: Found, sta
     able = frozenset(number for number, one in consumers.items() if one.kernels)
     if forced:
         return Wanted(able, costs, "config.engine asks for a table", slots)
-    if choice.indirect and choice.cost <= choice.patched - WORTHWHILE:
+    twins = len(twins_for(work.indirection, choice.indirect))
+    if choice.indirect and (choice.patched - choice.cost) * PAID_BACK >= COMPILING * twins:
         costs["chosen"] = choice.cost
         return Wanted(choice.indirect, costs, _words(choice, moving), slots)
     costs["chosen"] = choice.patched
-    return Wanted(frozenset(), costs, _words_for_patching(choice, moving, able), slots)
+    why = _words_for_patching(choice, moving, able)
+    if choice.indirect:
+        why += f", {choice.cost:.1f} µs for some slots only; compiling {twins} twins takes too long for that"
+    return Wanted(frozenset(), costs, why, slots)
 
 
 def _moves(work: Work, number: int) -> bool:

@@ -110,12 +110,22 @@ class Prepared:
     watched: Watching
 
 
+def twins_for(watched: Watching, chosen: Collection[int]) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """The twins that serve these places: kernels, each with the arguments that are indirect."""
+    wanted = ((launch.kernel, _indirect_among(launch, chosen)) for launch in watched.launches)
+    return frozenset((kernel, arguments) for kernel, arguments in wanted if arguments)
+
+
+def _indirect_among(launch: Launch, chosen: Collection[int]) -> tuple[int, ...]:
+    return tuple(sorted(argument for argument, place in launch.places.items() if place in chosen))
+
+
 def prepare(watched: Watching, chosen: Collection[int], driver: Driver) -> Prepared | None:
     """Make the twins that serve the chosen places, and their table; None if no launch can have one."""
     ready: dict[str, set[tuple[int, ...]]] = {}
     served: set[int] = set()
     for launch in watched.launches:
-        arguments = tuple(sorted(n for n, place in launch.places.items() if place in chosen))
+        arguments = _indirect_among(launch, chosen)
         if not arguments:
             continue
         if arguments not in ready.get(launch.kernel, ()):

@@ -16,8 +16,10 @@ import torch
 import pygraph_inductor
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN
 from pygraph_inductor.recording import engines as planning
+from pygraph_inductor.recording.function import driver_for
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
+from pygraph_inductor.selection import calibrating
 from pygraph_inductor.selection.cost_model import Coefficients
 from tests.gpu import models
 from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
@@ -302,3 +304,14 @@ def test_training(name: str) -> None:
     with torch._dynamo.config.patch(work.settings):
         agree(step, lambda _: work.inputs(), state=list(work.model.buffers()), replays=2 * (CALLS - 2))
     expect_twins(2)
+
+
+def test_coefficients_measured_here_are_plausible() -> None:
+    """Wide bounds: what is tested is that the probe's kernels, twin and table run, and that differences have a sign."""
+    measured = calibrating.measure(driver_for(torch.device(DEVICE, torch.cuda.current_device())), calls=50)
+    assert 0.02 < measured.node_update < 3.0
+    assert measured.indirect_load < 2.0
+    assert measured.table_node < 20.0
+    assert measured.table_update < 20.0
+    assert 1e5 < measured.bytes_per_us < 2e7
+    assert not any(one.name == "calibration" for one in pygraph_inductor.report().functions)

@@ -52,7 +52,8 @@ transform_uploads: bool = environment.flag("transform_uploads", True)
 # 0-d CPU tensors next to device tensors: uploaded too, so that their values are no part of a recording.
 transform_host_scalars: bool = environment.flag("transform_host_scalars", True)
 
-# What the CPU computes for the device, where every operator gives the same on the device bit for bit.
+# What the CPU computes for the device, where every operator gives the same on the device: bit for bit, or, computed
+# from numbers or from nothing, within rounding.
 transform_host_arithmetic: bool = environment.flag("transform_host_arithmetic", True)
 
 # Integers that `.item()` takes out of a tensor, where the graph goes on and only the device uses them.

@@ -6,7 +6,8 @@ Five rewrites with one condition each, and a switch each (`config.transform_*`):
 - `host_scalars`: a 0-d CPU tensor in an operator on the device becomes a 0-d device tensor, if the result of the
   operator stays what it is (dtype, sizes, strides).
 - `host_arithmetic`: what is computed on the CPU for the device is computed on the device, if every operator gives
-  the same there bit for bit, and raises nothing.
+  the same there bit for bit, and raises nothing. Floats that are computed from numbers or from nothing (schedules,
+  tables of positions) may differ by rounding, as with Inductor's own pass; they must then decide nothing.
 - `constants`: a CPU constant is on the device from the start (see `constants.py`).
 - `round_trips`: what comes from the device and goes back stays there, if every operator between gives the same there,
   or float results that differ by rounding, which must then decide nothing (no comparison, no integer).

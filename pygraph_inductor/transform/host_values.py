@@ -22,6 +22,7 @@ UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS = "uploads", "host_scalars", "host_ari
 CONSTANTS = "constants"
 
 # Operators after which Inductor may take the argument for the result.
+_LITTLE = 64 << 10  # bytes: uploading them costs less than a kernel on the CPU
 UNCHANGED = frozenset({"clone", "lift_fresh_copy", "alias", "detach"})
 
 
@@ -109,11 +110,16 @@ def _look(node: fx.Node, hosts: Hosts, waits: bool) -> Host:
     if waits:
         return _after_device(node, hosts, parts, found)
     leaves = frozenset().union(*(part.leaves for part in parts))
-    worth = sum(_bytes(leaf) for leaf in leaves if leaf.op != "get_attr") <= _bytes(node)
+    # Of numbers and of nothing, Inductor's own pass computes on the device, too; rounding is accepted there.
+    numbers = all(leaf.meta["val"].dim() == 0 for leaf in leaves)
+    uploaded = sum(_bytes(leaf) for leaf in leaves if leaf.op != "get_attr")
+    worth = numbers or uploaded <= max(_bytes(node), _LITTLE)
     constant = bool(leaves) and all(leaf.op == "get_attr" for leaf in leaves)
     wanted = ARITHMETIC in hosts.switches or (constant and name_of(node.target) in UNCHANGED)
-    if found is Same.EXACT and wanted and worth and all(part.way != "no" for part in parts):
-        return Host("compute", leaves=leaves, random=random, from_nothing=from_nothing)
+    same = found is Same.EXACT or (found is Same.ROUNDED and numbers)
+    if same and wanted and worth and all(part.way != "no" for part in parts):
+        rounded = found is Same.ROUNDED
+        return Host("compute", leaves=leaves, rounded=rounded, random=random, from_nothing=from_nothing)
     if parts and parts[0].why and name_of(node.target) in UNCHANGED:
         return Host("no", parts[0].why)  # the compiler would hand out the constant itself, which has no name in a call
     return Host("upload", leaves=frozenset({node}), random=random, from_nothing=from_nothing)

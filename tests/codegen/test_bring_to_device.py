@@ -336,7 +336,7 @@ def test_positions_and_masks_out_of_nothing_need_no_upload(cuda):
 
 
 def test_large_result_of_little_is_computed_and_small_result_of_much_is_uploaded(cuda):
-    rewritten = Rewritten(lambda x, i: (x + i.sum(0).to(x.device),), (8,), host(64, 8, dtype=torch.int64))
+    rewritten = Rewritten(lambda x, i: (x + i.sum(0).to(x.device),), (8,), host(4096, 8, dtype=torch.int64))
     assert rewritten.on_cpu() == ["aten.sum.dim_IntList"] and rewritten.uploaded == [["sum_1"]]
     rewritten.same()
 
@@ -358,6 +358,28 @@ def test_what_may_differ_on_the_device_is_computed_on_the_host(cuda, compute):
         rewritten = Rewritten(lambda x, i: (x + compute(i).to(x.device),), *specs)
     except Exception as error:  # an index into a constant cannot be traced everywhere
         pytest.skip(str(error))
+    assert rewritten.on_cpu() != []
+    expect_on_device(rewritten)
+    rewritten.same()
+
+
+def test_schedule_and_table_are_computed_on_the_device(cuda):
+    """Of numbers and of nothing: rounding is accepted, as Inductor's own pass accepts it."""
+
+    def function(x, level, rate):
+        table = torch.exp(torch.arange(8) * -0.3).sin()
+        return (x * level.sqrt().to(x.device) + (1 - level).sqrt() / rate, x + table.to(x.device))
+
+    rewritten = Rewritten(lambda x, a, b: function(x, a.abs(), b), (4, 8), host(), host(dtype=torch.float64))
+    [uploaded] = rewritten.uploaded
+    assert rewritten.on_cpu() == [] and set(uploaded) == {"a_1", "b_1"}
+    expect_on_device(rewritten)
+    rewritten.same(exact=False)
+
+
+@pytest.mark.parametrize("decide", [lambda s: s * 0.1 > 0.5, lambda s: (s.exp() * 3).long(), lambda s: s.exp().floor()])
+def test_rounding_decides_nothing(cuda, decide):
+    rewritten = Rewritten(lambda x, s: (x * decide(s).to(x.device),), (8,), host())
     assert rewritten.on_cpu() != []
     expect_on_device(rewritten)
     rewritten.same()

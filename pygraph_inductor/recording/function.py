@@ -378,7 +378,8 @@ class RecordedFunction:
         recording.took_ns = recording_ns
         try:
             kinds = [node.kind.value for node in recording.graph.nodes]
-            prediction = predict(recording.player.plan, kinds, coefficients(self._driver))
+            known = coefficients(self._driver, self._facts.decisions_folder)
+            prediction = predict(recording.player.plan, kinds, known)
             found = self._selector.begin(_call_key(key), recording_ns, recording.pool.nbytes, prediction)
             if isinstance(found, Measurement):
                 recording.measurement = found

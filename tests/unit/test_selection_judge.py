@@ -27,6 +27,7 @@ def timings(cost_ns: float, count: int, noise: float, seed: int, outliers: int =
     return [Timing(round(value), round(value), True) for value in values]
 
 
+@settings(deadline=None)  # about values, and machines can be busy
 @given(
     st.floats(5e3, 1e9),
     st.floats(0.05, 0.95),
@@ -48,6 +49,7 @@ def test_real_difference_is_seen_through_noise_and_outliers(plain, saved, noise,
         assert verdict is not None and verdict.chosen is (GRAPH if graph_wins else PLAIN)
 
 
+@settings(deadline=None)  # about values, and machines can be busy
 @given(
     st.lists(st.integers(0, 10**10), min_size=3, max_size=30),
     st.lists(st.integers(0, 10**10), min_size=3),
@@ -59,25 +61,12 @@ def test_any_timings_give_a_verdict_when_there_has_to_be_one(one, other, behind)
     assert verdict is not None and verdict.reason and verdict.cost.count in (len(one), len(other))
 
 
+@settings(deadline=None)  # about values, and machines can be busy
 @given(st.integers(0, MIN_ROUNDS - 1), st.integers(0, 10), st.booleans())
 def test_nothing_is_judged_before_three_rounds_of_each(few, more, final):
     for first, second in ((few, more), (more, few)):
         samples = {GRAPH: timings(1e3, first, 0, 1), PLAIN: timings(9e9, second, 0, 2)}
         assert judge(samples, AUTO, final) is None
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.floats(0.0, 0.3))
-def test_equal_variants_keep_no_graph_and_rarely_look_different(seed, noise):
-    """Asked after every round, as when measuring: a false alarm would have to be repeated to be believed."""
-    plain, graph = timings(1e5, 30, noise, seed), timings(1e5, 30, noise, seed + 1)
-    for rounds in range(MIN_ROUNDS, 31):
-        verdict = judge({GRAPH: graph[:rounds], PLAIN: plain[:rounds]}, AUTO, final=False)
-        if verdict is not None:
-            break
-    if verdict is not None and verdict.chosen is GRAPH:
-        table = {one.variant: one.cost.median for one in verdict.table}
-        assert table[GRAPH] < table[PLAIN]
 
 
 def test_false_alarms_are_few():
@@ -92,6 +81,7 @@ def test_false_alarms_are_few():
     assert wrong < 40, "one in ten at most takes a graph that saves nothing"
 
 
+@settings(deadline=None)  # about values, and machines can be busy
 @given(st.lists(st.integers(1, 10**9), min_size=3, max_size=30), st.integers(1, 10**15))
 def test_one_wild_timing_moves_the_middle_no_further_than_its_neighbours(values, wild):
     before, after = spread(values), spread([*values, wild])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph_inductor.driver.protocol import Timing
@@ -11,6 +11,7 @@ from pygraph_inductor.selection.judge import Rules, Variant, judge
 from pygraph_inductor.selection.prediction import MOST_A_LAUNCH, Prediction, predict
 
 
+@settings(deadline=None)  # about values, and machines can be busy
 @given(st.floats(0, 1e5), st.integers(0, 50), st.floats(0, 1), st.floats(0, 1e5), st.floats(0, 1e3))
 def test_what_is_hopeless_would_have_lost(added, launches, part_of_most, device, host_of_graph):
     """`device`: the kernels' own time. The plain host time is any that launches can take."""

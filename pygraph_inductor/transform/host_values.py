@@ -111,7 +111,7 @@ def _look(node: fx.Node, hosts: Hosts, waits: bool) -> Host:
         return _after_device(node, hosts, parts, found)
     leaves = frozenset().union(*(part.leaves for part in parts))
     # Of numbers and of nothing, Inductor's own pass computes on the device, too; rounding is accepted there.
-    numbers = all(leaf.meta["val"].dim() == 0 for leaf in leaves)
+    numbers = all(leaf.op == "get_attr" or leaf.meta["val"].dim() == 0 for leaf in leaves)
     uploaded = sum(_bytes(leaf) for leaf in leaves if leaf.op != "get_attr")
     worth = numbers or uploaded <= max(_bytes(node), _LITTLE)
     constant = bool(leaves) and all(leaf.op == "get_attr" for leaf in leaves)

@@ -503,7 +503,7 @@ def test_number_that_only_the_device_uses_stays_there(cuda, compute):
         lambda x, n: (x.half() * n,),
         lambda x, n: (x.int() * n,),
         lambda x, n: (x.sum().int() * n,),
-        lambda x, n: (x**n,),
+        lambda x, n: (x + torch.full((8, 8), n, device=x.device),),
         lambda x, n: (x * n, n),
         lambda x, n: (x * n, torch.zeros(8) + n),
         lambda x, n: (x * (n / 2),),
@@ -554,6 +554,16 @@ def test_constant_is_on_the_device_from_the_start(cuda, monkeypatch):
     assert not any(moved_to(node) for node in module.graph.nodes)
     x = torch.rand(4)
     assert torch.equal(retargeted(module)(x)[0], x * VALUE + VALUE.flip(0))
+
+
+def test_table_out_of_a_constant_is_computed_on_the_device(cuda, monkeypatch):
+    monkeypatch.setattr(constants, "place", lambda value, device: value.clone())
+    module = with_constant(lambda x, c: (x * torch.exp(c / 3).to(x.device),), VALUE, (4,))
+    outcomes = apply(module, ALL, strict=True)
+    assert [one.rewrite for one in outcomes] == ["constants"] and outcomes[0].applied
+    assert not module.graph.find_nodes(op="call_function", target=UPLOAD)
+    assert not any(moved_to(node) for node in module.graph.nodes)
+    torch.testing.assert_close(retargeted(module)(torch.ones(4))[0], torch.exp(VALUE / 3))
 
 
 def test_constant_that_is_returned_or_too_large_stays(cuda, monkeypatch):

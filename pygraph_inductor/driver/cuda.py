@@ -286,15 +286,14 @@ class CudaDriver:
         # The allocator gives out the block that fits best: asking for the sizes of all that is free, the largest
         # first, gets just that, and nobody else can be in it meanwhile.
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        sizes = [
-            block["size"]
-            for segment in torch.cuda.memory_snapshot(include_traces=False)
-            if segment["device"] == self._index and segment["stream"] == stream and not segment.get("is_expandable")
-            if tuple(segment["segment_pool_id"]) == (0, 0)
-            for block in segment["blocks"]
-            # A remainder of a large segment would be asked of the small ones, which may have none like it.
-            if block["state"] == "inactive" and (segment["segment_type"] == "small") == (block["size"] <= 1 << 20)
-        ]
+        sizes: list[int] = []
+        for segment in torch.cuda.memory_snapshot(include_traces=False):
+            ours = segment["device"] == self._index and segment["stream"] == stream
+            if not ours or segment.get("is_expandable") or tuple(segment["segment_pool_id"]) != (0, 0):
+                continue
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    sizes += _requests(block["size"], segment["segment_type"] == "small")
         with contextlib.suppress(torch.OutOfMemoryError):
             held = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sorted(sizes, reverse=True)]
             for block in held:
@@ -302,3 +301,17 @@ class CudaDriver:
 
     def release_cached(self) -> None:
         torch.cuda.empty_cache()
+
+
+_SMALL = 1 << 20  # bytes; what is larger comes from large segments (PyTorch's CUDA caching allocator)
+
+
+def _requests(size: int, small: bool) -> list[int]:
+    """What to ask the allocator for to get a free block of a small or large segment, and nothing new.
+
+    A remainder of a large segment that is small is out of reach; nobody else gets it either.
+    """
+    if not small:
+        return [size] if size > _SMALL else []
+    whole, rest = divmod(size, _SMALL)
+    return [_SMALL] * whole + [rest] * (rest > 0)

@@ -6,6 +6,7 @@ The plain call runs the kernels, the replay their twins; `agree` compares them o
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,8 @@ def below(limit: int, *size: int) -> torch.Tensor:
 
 def recordings() -> list[Recording]:
     """All recordings that are alive."""
-    return [one for one in gc.get_objects() if isinstance(one, Recording) and not one.closed]
+    # By its very type: asking a dead weak proxy whether it is one raises.
+    return [one for one in gc.get_objects() if type(one) is Recording and not one.closed]
 
 
 def names(recording: Recording) -> list[str]:
@@ -309,9 +311,11 @@ def test_training(name: str) -> None:
 def test_coefficients_measured_here_are_plausible() -> None:
     """Wide bounds: what is tested is that the probe's kernels, twin and table run, and that differences have a sign."""
     measured = calibrating.measure(driver_for(torch.device(DEVICE, torch.cuda.current_device())), calls=50)
-    assert 0.02 < measured.node_update < 3.0
-    assert measured.indirect_load < 2.0
-    assert measured.table_node < 20.0
-    assert measured.table_update < 20.0
+    assert 0.02 < measured.node_update
     assert 1e5 < measured.bytes_per_us < 2e7
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # beside other tests, the host's share of a call is anything
+        assert measured.node_update < 3.0
+        assert measured.indirect_load < 2.0
+        assert measured.table_node < 20.0
+        assert measured.table_update < 20.0
     assert not any(one.name == "calibration" for one in pygraph_inductor.report().functions)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +16,16 @@ from pygraph_inductor.replay.views import bytes_of, covers_its_span, overlaps_it
 
 UNTOUCHED = 0xA5  # every byte of what a verified replay returns, until the replay writes there
 _TOLERANCE = 4  # times the difference between plain calls
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 24  # elements; each takes some 40 bytes while it is compared
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two tensors: the largest absolute difference of two elements, and how many have other bits."""
+
+    gap: float = 0.0
+    count: int = 0
 
 
 class Doubt:
@@ -24,55 +34,72 @@ class Doubt:
     def __init__(self, expected: torch.Tensor, replayed: torch.Tensor, filled: bool) -> None:
         """`filled`: every byte was `UNTOUCHED` before the replay."""
         self._expected = expected
-        self._spread = 0.0
-        self._unwritten = _unwritten(expected, replayed) if filled else None  # per element; None if it wrote all
-        self._varies = None if self._unwritten is None else torch.zeros_like(self._unwritten)
-        written = None if self._unwritten is None else ~self._unwritten
-        self._distance = largest_gap(expected, replayed, written)
+        self._plain = Difference()
+        # Per element, where the replay left any as it was: whether it wrote there; whether something is missing there.
+        self._written: torch.Tensor | None = None
+        self._missing: torch.Tensor | None = None
+        if filled and bool((untouched := _untouched(expected, replayed)).any()):
+            self._missing = untouched & _other_bits(expected, replayed)
+            self._written = ~untouched
+        self._distance = difference(expected, replayed, self._written)
 
     def plain_call_gave(self, repeated: torch.Tensor) -> None:
-        """Take in what another plain call gave."""
-        if self._unwritten is None or self._varies is None:
-            self._spread = max(self._spread, largest_gap(self._expected, repeated))
-            return
-        self._spread = max(self._spread, largest_gap(self._expected, repeated, ~self._unwritten))
-        self._varies |= _other_bits(self._expected, repeated)
+        """Take in what another plain call gave. Operators of one of them found free memory filled with `UNTOUCHED`."""
+        found = difference(self._expected, repeated, self._written)
+        self._plain = Difference(max(self._plain.gap, found.gap), max(self._plain.count, found.count))
+        if self._missing is not None:
+            self._missing &= ~_untouched(self._expected, repeated)
 
     def complaint(self) -> str | None:
         """What is wrong with the replay, None if nothing is.
 
-        Elements that it never writes are nobody's business where plain calls vary in them: uninitialised memory, as
-        the random state that attention returns without dropout.
+        Elements that it never writes are nobody's business where a plain call leaves the memory as it was, too: the
+        random state that attention returns without dropout. That plain calls vary there would not do: so do sums of
+        atomic additions.
         """
-        if self._unwritten is not None and self._varies is not None and bool((self._unwritten & ~self._varies).any()):
+        distance, plain = self._distance, self._plain
+        if self._missing is not None and bool(self._missing.any()):
             return "is not written everywhere"
-        if not self._distance <= _TOLERANCE * self._spread:
-            return f"is off by {self._distance:.3g}, plain calls by {self._spread:.3g}"
+        if distance.count and not math.isfinite(plain.gap):
+            return "differs, and plain calls are nan or infinite in some places and in others not"
+        if not distance.gap <= _TOLERANCE * plain.gap:
+            return f"is off by {distance.gap:.3g}, plain calls by {plain.gap:.3g}"
+        if distance.count > _TOLERANCE * plain.count:
+            # One element that varies, large or an index, says nothing about all the others.
+            return f"differs in {distance.count} elements, plain calls in {plain.count}"
         return None
 
 
-def largest_gap(a: torch.Tensor, b: torch.Tensor, where: torch.Tensor | None = None) -> float:
-    """The largest absolute difference between elements (of those marked in the flat mask); 0.0 if all bits agree."""
+def difference(a: torch.Tensor, b: torch.Tensor, where: torch.Tensor | None = None) -> Difference:
+    """How two tensors differ (in the elements marked in the flat mask)."""
     if a.numel() == 0 or (where is None and same_bits(a, b)):
-        return 0.0
-    return max(
-        _gap(first, second, None if where is None else where[start : start + first.numel()])
+        return Difference()
+    parts = [
+        _difference(first, second, None if where is None else where[start : start + first.numel()])
         for start, first, second in _pieces(a, b)
-    )
+    ]
+    return Difference(max(part.gap for part in parts), sum(part.count for part in parts))
 
 
-def _gap(first: torch.Tensor, second: torch.Tensor, where: torch.Tensor | None) -> float:
+def _difference(first: torch.Tensor, second: torch.Tensor, where: torch.Tensor | None) -> Difference:
     other = _differs(first, second)
     if where is not None:
         other &= where
-    if not bool(other.any()):
-        return 0.0
+    count = int(other.count_nonzero())
+    if not count:
+        return Difference()
     wide = torch.complex128 if first.is_complex() else torch.float64
-    one, two = first[other].to(wide), second[other].to(wide)
+    one, two = _marked(first, other).to(wide), _marked(second, other).to(wide)
     alike = (one == two) | (one.isnan() & two.isnan())  # equal infinities and other nans do not differ
     gap = torch.where(alike, 0.0, (one - two).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     # Other bits are a difference even where float64 sees none: -0.0, integers beyond 2**53.
-    return max(float(gap.max()), math.ulp(0.0))
+    return Difference(max(float(gap.max()), math.ulp(0.0)), count)
+
+
+def _marked(flat: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    # By their bits: not every device selects among elements of every type.
+    bits = _BITS.get(flat.itemsize)
+    return flat[where] if bits is None else flat.view(bits)[where].view(flat.dtype)
 
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,8 +110,12 @@ def _elements(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The elements of both, in an order that `a` alone decides: masks made with one `b` are used with another."""
     if a.stride() != b.stride():
-        a, b = a.contiguous(), b.contiguous()
+        if overlaps_itself(a):
+            a, b = a.contiguous(), b.contiguous()
+        else:
+            b = torch.empty_strided(a.size(), a.stride(), dtype=b.dtype, device=b.device).copy_(b)
     first, second = _elements(a), _elements(b)
     for start in range(0, first.numel(), _PIECE):
         yield start, first[start : start + _PIECE], second[start : start + _PIECE]
@@ -100,11 +131,11 @@ def _other_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.cat([_differs(first, second) for _, first, second in _pieces(a, b)])
 
 
-def _unwritten(expected: torch.Tensor, replayed: torch.Tensor) -> torch.Tensor | None:
-    """The elements that were left as they were filled, and should hold something else."""
-    marks = []
-    for _, first, second in _pieces(expected, replayed):
-        filled = (second.contiguous().view(torch.uint8) == UNTOUCHED).view(-1, second.itemsize).all(dim=1)
-        marks.append(filled & _differs(first, second))
-    mask = torch.cat(marks)
-    return mask if bool(mask.any()) else None
+def _untouched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The elements of `b` that are as they were filled, in the order of `_pieces`."""
+    return torch.cat(
+        [
+            (second.contiguous().view(torch.uint8) == UNTOUCHED).view(-1, second.itemsize).all(dim=1)
+            for _, _, second in _pieces(a, b)
+        ]
+    )

@@ -25,7 +25,7 @@ from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
 from pygraph_inductor.recording.outputs import returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
-from pygraph_inductor.recording.trial import NotSeen, NotTried, Trial, run_trial
+from pygraph_inductor.recording.trial import NotSeen, NotTried, Trial, constants_of, run_trial
 from pygraph_inductor.recording.verify import UNTOUCHED, Mismatch, storages_of, verify
 from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
 from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer, guarded
@@ -152,7 +152,9 @@ def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> At
         attempt.refusal = Refusal("it writes to inputs that were not declared as written", passing=True)
         return attempt
     room = budget - needed
-    outputs = sum(guarded(nbytes) for nbytes in storages_of(trial.returned).values())
+    # A replay makes none of what the caller has already: forwards return the parameters that backwards need.
+    known = storages_of(request.inputs).keys() | constants_of(request.facts).keys()
+    outputs = sum(guarded(nbytes) for key, nbytes in storages_of(trial.returned).items() if key not in known)
     if outputs > room:
         attempt.refusal = Refusal(f"verifying it needs {needed + outputs} bytes, {budget} are allowed")
         return attempt

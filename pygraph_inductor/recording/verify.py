@@ -67,7 +67,8 @@ def _replay_and_compare(
     if written_alike and not doubtful:
         return
     held = storages_of([replayed[position] for position in doubtful])
-    needed = sum(held.values()) + sum(storages_of(trial.returned).values())
+    made = storages_of([value for position, value in enumerate(trial.returned) if position not in borrowed])
+    needed = sum(held.values()) + sum(made.values())
     if needed > room:
         what = f"output {doubtful[0]}" if doubtful else "a written input"
         raise Mismatch(
@@ -120,7 +121,7 @@ def _settle(
     """More plain calls, one at a time, until it is known how much they differ. Raises `Mismatch`."""
     for _ in range(_REPEATS):
         _rewind(trial, driver)
-        driver.soil_free_memory(UNTOUCHED)  # so that they differ in what none of them writes
+        driver.soil_free_memory(UNTOUCHED)  # so that what none of them writes is seen
         repeated = listed(repeat())
         for doubt, position in zip(doubts.values(), positions, strict=True):
             doubt.plain_call_gave(repeated[position])

@@ -23,7 +23,7 @@ from pygraph_inductor.replay.plan import (
     Plan,
     Returned,
 )
-from pygraph_inductor.replay.views import copy_contents
+from pygraph_inductor.replay.views import bytes_of, copy_contents
 
 # torch's stubs do not know it; generated code makes its views with it.
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
@@ -102,7 +102,13 @@ class Player:
         return Prepared(fresh, holders, copies)
 
     def guarded_outputs(self, pattern: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """New outputs filled with the byte `pattern`, and the memory behind each of them, filled alike."""
+        """New outputs filled with the byte `pattern`, and the memory behind each of them, filled alike.
+
+        Buffers through which outputs are staged are filled, too: what the graph does not write is copied from there.
+        """
+        for number, buffer in self._staging.items():
+            if self.plan.slots[number].is_output:
+                bytes_of(buffer).fill_(pattern)
         outputs, guards = [], []
         for made in self.plan.allocations:
             span = made.layout.span

@@ -30,19 +30,26 @@ def doubled(namespace: dict[str, Any], x: torch.Tensor) -> Any:
 class WithState:
     """As attention without dropout: a state that the operator allocates and no kernel writes.
 
-    `contents` are what a plain call finds there, one byte value a call.
+    `contents` are what a plain call finds there, one byte value a call; None: what free memory was filled with last.
     """
 
-    def __init__(self, contents: Any) -> None:
+    def __init__(self, contents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = SimulatedDriver()
         self.contents = iter(contents)
+        self.free = 0
+        monkeypatch.setattr(self.driver, "soil_free_memory", self._soil)
         self.function = HandWritten(self.body, self.driver)
+
+    def _soil(self, byte: int) -> None:
+        self.free = byte
 
     def body(self, namespace: dict[str, Any], x: torch.Tensor) -> Any:
         (out,) = doubled(namespace, x)
         state = torch.ops.aten.empty.memory_format([2], dtype=torch.int64)
         if not self.driver.is_capturing():
-            ctypes.memset(state.data_ptr(), next(self.contents), 16)  # no launch: a graph knows nothing of it
+            found = next(self.contents)
+            # No launch: a graph knows nothing of it.
+            ctypes.memset(state.data_ptr(), self.free if found is None else found, 16)
         return out, state
 
     def answers_right(self, calls: int) -> None:
@@ -51,14 +58,17 @@ class WithState:
             assert torch.equal(self.function(*inputs)[0], self.function.run(list(inputs))[0])
 
 
-def test_a_state_that_nobody_writes_is_no_reason_to_run_plainly() -> None:
-    case = WithState(itertools.count())
+@pytest.mark.parametrize("found", [[None], [1, 2, 3, 4, 5, None]])
+def test_a_state_that_nobody_writes_is_no_reason_to_run_plainly(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = WithState(itertools.cycle(found), monkeypatch)
     case.answers_right(6)
     assert case.function.log.replays == 4, case.function.log.reasons
 
 
-def test_a_value_that_only_the_host_writes_is_missed() -> None:
-    case = WithState(itertools.repeat(7))
+@pytest.mark.parametrize("found", [[100], [100, 101]])
+def test_a_value_that_only_the_host_writes_is_missed(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is another one in each call."""
+    case = WithState(itertools.cycle(found), monkeypatch)
     case.answers_right(6)
     assert case.function.log.replays == 0
     assert any("output 1 of the replay" in reason for reason in case.function.log.reasons)
@@ -70,10 +80,22 @@ def test_verifying_takes_the_memory_of_the_outputs_once() -> None:
     check(HandWritten(doubled, settings=Settings(max_verify_bytes=needed - 1)), make, replays=0)
 
 
+def test_memory_of_the_caller_is_not_counted() -> None:
+    """Forwards return parameters, which backwards need; a replay makes none of them anew."""
+
+    def body(namespace: dict[str, Any], x: torch.Tensor, weight: torch.Tensor, cache: torch.Tensor) -> Any:
+        view = namespace["reinterpret_tensor"](cache, (8,), (1,), 8)
+        return (*doubled(namespace, x), weight, view, namespace["constant"])
+
+    function = HandWritten(body, settings=Settings(max_verify_bytes=guarded(NBYTES)))
+    function.namespace["constant"] = torch.randn(3 * NBYTES)
+    check(function, lambda: (*make(), torch.randn(3 * NBYTES), torch.randn(3 * NBYTES)))
+
+
 def noisy(namespace: dict[str, Any], x: torch.Tensor) -> Any:
     (out,) = doubled(namespace, x)
     namespace["noise"](out, x)
-    return (out,)
+    return (out, x)  # what the caller has takes nothing
 
 
 @pytest.mark.parametrize(("allowed", "replays"), [(guarded(NBYTES) + NBYTES, 3), (guarded(NBYTES) + NBYTES - 1, 0)])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from pygraph_inductor.recording import doubts
-from pygraph_inductor.recording.doubts import UNTOUCHED, Doubt, largest_gap
+from pygraph_inductor.recording.doubts import UNTOUCHED, Difference, Doubt, difference
 
 
 @pytest.fixture(autouse=True, params=[3, 1 << 24])
 def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doubts, "_PIECE", request.param)
+
+
+def filled(size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((size * dtype.itemsize,), UNTOUCHED, dtype=torch.uint8).view(dtype)
 
 
 NAN, OTHER_NAN = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
@@ -35,16 +40,21 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("a", "b", "gap"), PAIRS)
-def test_largest_gap(a: torch.Tensor, b: torch.Tensor, gap: float) -> None:
-    assert largest_gap(a, b) == largest_gap(b, a) == gap
-    assert largest_gap(a, a) == 0.0
+def test_difference(a: torch.Tensor, b: torch.Tensor, gap: float) -> None:
+    assert difference(a, b) == difference(b, a)
+    assert difference(a, b).gap == gap
+    assert difference(a, a) == Difference(0.0, 0)
+
+
+def test_differences_are_counted_in_all_pieces() -> None:
+    assert difference(torch.zeros(10), torch.arange(10) % 2 * 1.0) == Difference(1.0, 5)
 
 
 def test_only_marked_elements_count() -> None:
     a, b = torch.zeros(7), torch.tensor([9.0, 1, 0, 0, 0, 2, 8])
     where = torch.tensor([False, True, True, True, True, True, False])
-    assert largest_gap(a, b, where) == 2.0
-    assert largest_gap(a, b, torch.zeros(7, dtype=torch.bool)) == 0.0
+    assert difference(a, b, where) == Difference(2.0, 2)
+    assert difference(a, b, torch.zeros(7, dtype=torch.bool)) == Difference()
 
 
 def test_four_times_the_difference_of_plain_calls_is_allowed() -> None:
@@ -62,37 +72,102 @@ def test_without_noise_nothing_is_allowed() -> None:
     assert "off by 1e-30, plain calls by 0" in str(doubt.complaint())
 
 
-def filled(size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full((size * dtype.itemsize,), UNTOUCHED, dtype=torch.uint8).view(dtype)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
-def test_unwritten_elements_are_excused_where_plain_calls_vary(dtype: torch.dtype) -> None:
+def test_unwritten_elements_are_excused_where_plain_calls_leave_them_too(dtype: torch.dtype) -> None:
     expected, replayed, again = torch.ones(6).to(dtype), torch.ones(6).to(dtype), torch.ones(6).to(dtype)
     replayed.view(torch.uint8)[2 * dtype.itemsize : 4 * dtype.itemsize] = UNTOUCHED
-    again[2:4] = 0
     doubt = Doubt(expected, replayed, filled=True)
-    assert "not written everywhere" in str(doubt.complaint())  # nothing says yet that they vary
-    doubt.plain_call_gave(again)
+    assert "not written everywhere" in str(doubt.complaint())  # nothing says yet that plain calls do not either
+    for byte in (2, 3):  # one call may find other memory than the next
+        again.view(torch.uint8)[byte * dtype.itemsize : (byte + 1) * dtype.itemsize] = UNTOUCHED
+        doubt.plain_call_gave(again)
+        again = expected.clone()
     assert doubt.complaint() is None
 
 
-def test_one_unwritten_element_that_does_not_vary_is_too_many() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_unwritten_elements_are_not_excused_because_plain_calls_vary(dtype: torch.dtype) -> None:
+    """A sum of atomic additions that the replay puts elsewhere."""
+    doubt = Doubt(torch.full((6,), 9).to(dtype), filled(6, dtype), filled=True)
+    for other in (8, 10, 8):
+        doubt.plain_call_gave(torch.full((6,), other).to(dtype))
+    assert "not written everywhere" in str(doubt.complaint())
+
+
+def test_one_unwritten_element_that_plain_calls_write_is_too_many() -> None:
     expected, replayed, again = torch.ones(6), torch.ones(6), torch.ones(6)
     replayed[2:4] = filled(2, torch.float32)
-    again[2] = 0
+    again[2] = filled(1, torch.float32)[0]
+    again[3] = 2
     doubt = Doubt(expected, replayed, filled=True)
     doubt.plain_call_gave(again)
     assert "not written everywhere" in str(doubt.complaint())
 
 
-def test_what_varies_in_the_unwritten_does_not_widen_the_tolerance() -> None:
+@pytest.mark.parametrize("found", [1.0, filled(1, torch.float32).item()])
+def test_what_plain_calls_find_in_the_unwritten_does_not_widen_the_tolerance(found: float) -> None:
+    """Also where the first one happened to find it filled."""
     expected, replayed, again = torch.ones(6), torch.ones(6), torch.ones(6)
+    expected[0] = found
     replayed[0], replayed[1] = filled(1, torch.float32)[0], 1.001
-    again[0] = 1e9
+    doubt = Doubt(expected, replayed, filled=True)
+    for value in (1e9, filled(1, torch.float32).item()):
+        again[0] = value
+        doubt.plain_call_gave(again)
+    assert "off by 0.001, plain calls by 0" in str(doubt.complaint())
+
+
+def with_one_changed(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[0] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("expected", "wrong", "noise"),
+    [
+        (torch.arange(64) % 3 == 0, torch.arange(64) % 3 != 0, False),
+        (torch.arange(64), torch.arange(64).flip(0), 63),
+        (torch.cat([torch.tensor([1e6]), torch.ones(63)]), torch.cat([torch.tensor([1e6]), torch.zeros(63)]), 1e6 + 1),
+    ],
+)
+def test_one_element_that_varies_says_nothing_about_the_others(
+    expected: torch.Tensor, wrong: torch.Tensor, noise: Any
+) -> None:
+    for replayed, right in ((wrong, False), (with_one_changed(expected, noise), True)):
+        for sides in (False, True):
+            doubt = Doubt(expected, replayed, filled=sides)
+            doubt.plain_call_gave(with_one_changed(expected, noise))
+            assert (doubt.complaint() is None) is right
+    assert "differs in" in str(doubt_of(expected, wrong, with_one_changed(expected, noise)).complaint())
+
+
+@pytest.mark.parametrize("noise", [math.nan, math.inf])
+def test_plain_calls_without_bounds_vouch_for_nothing(noise: float) -> None:
+    expected = torch.ones(8)
+    assert "nan or infinite" in str(doubt_of(expected, torch.zeros(8), with_one_changed(expected, noise)).complaint())
+    # Both agree in all but what is nobody's: nothing is wrong.
+    assert doubt_of(expected, expected, with_one_changed(expected, noise)).complaint() is None
+
+
+def doubt_of(expected: torch.Tensor, replayed: torch.Tensor, again: torch.Tensor) -> Doubt:
     doubt = Doubt(expected, replayed, filled=True)
     doubt.plain_call_gave(again)
-    assert "off by 0.001, plain calls by 0" in str(doubt.complaint())
+    return doubt
+
+
+def test_elements_are_taken_in_one_order_whatever_the_strides() -> None:
+    """What the replay returns may have other strides where nobody can tell: of dimensions of size one."""
+    expected = torch.arange(6.0).view(1, 3, 2).transpose(1, 2)
+    replayed = torch.empty_strided((1, 2, 3), (99, 3, 1)).copy_(expected)
+    replayed[0, 1, 0] = filled(1, torch.float32)[0]
+    again = expected.clone()
+    again[0, 1, 0] = filled(1, torch.float32)[0]
+    assert again.stride() != replayed.stride()
+    assert doubt_of(expected, replayed, again).complaint() is None
+    again = expected.clone()
+    again[0, 0, 1] = filled(1, torch.float32)[0]
+    assert "not written everywhere" in str(doubt_of(expected, replayed, again).complaint())
 
 
 def test_right_values_that_look_unwritten_are_right() -> None:

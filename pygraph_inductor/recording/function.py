@@ -131,10 +131,11 @@ class RecordedFunction:
                     self._close_retired()
 
     def _call(self, inputs: list[Any]) -> Any:
-        if self._driver.is_capturing():
-            return self._plain(inputs, Refusal("the current stream is being captured by somebody else"))
         try:
-            key = self._key(inputs)
+            if self._driver.is_capturing():
+                key: Hashable | Refusal = Refusal("the current stream is being captured by somebody else")
+            else:
+                key = self._key(inputs)
         except Exception as error:
             return self._after_error(inputs, error)
         if isinstance(key, Refusal):
@@ -273,10 +274,13 @@ class RecordedFunction:
         return result
 
     def _record(self, inputs: list[Any], key: Hashable) -> Any:
-        call = examine(inputs, self._driver)
+        try:
+            call = examine(inputs, self._driver)
+            pool = pool_for(self._driver)
+        except Exception as error:
+            return self._after_error(inputs, error)
         if isinstance(call, Refusal):
             return self._plain(inputs, call)
-        pool = pool_for(self._driver)
         with pool.turn() as ours:
             with self._lock:
                 entry = self._entries.get(key)

@@ -116,13 +116,12 @@ class Request:
 
 def record(request: Request) -> Attempt:
     """Run the call and try to record it. Only exceptions of the function itself pass through, and interrupts."""
-    budget = min(request.facts.settings.max_verify_bytes, request.driver.free_bytes() // 2)
-    needed = 2 * sum(Layout.of(request.inputs[p]).span for p in request.call.slots if p in request.written)
-    if needed > budget:
-        result = _plain_call(request)()
-        return Attempt(result, refusal=Refusal(f"verifying it needs {needed} bytes, {budget} are allowed"))
     unwatched: NotTried | NotSeen
     try:
+        needed, budget = _bytes_needed_and_allowed(request)
+        if needed > budget:
+            refusal = Refusal(f"verifying it needs {needed} bytes, {budget} are allowed")
+            return Attempt(_plain_call(request)(), refusal=refusal)
         trial = _trial(request)
     except (NotTried, NotSeen) as error:
         unwatched = error
@@ -136,30 +135,21 @@ def record(request: Request) -> Attempt:
     return Attempt(unwatched.result if isinstance(unwatched, NotSeen) else _plain_call(request)(), refusal=refusal)
 
 
+def _bytes_needed_and_allowed(request: Request) -> tuple[int, int]:
+    """For copies of the write set. Raises `NotTried`."""
+    try:
+        allowed = min(request.facts.settings.max_verify_bytes, request.driver.free_bytes() // 2)
+    except Exception as error:
+        raise NotTried from error
+    return 2 * sum(Layout.of(request.inputs[p]).span for p in request.call.slots if p in request.written), allowed
+
+
 def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> Attempt:
     attempt = Attempt(trial.result, undeclared_writes=trial.undeclared_writes)
-    if trial.replaced_inputs:
-        # Happens on the host, where no replay repeats it; and memory of the graph would become the caller's.
-        attempt.refusal = Refusal(f"it gives input {trial.replaced_inputs[0]} other storage (set_ or resize_)")
-        return attempt
-    seen_again = examine(request.inputs, request.driver)
-    if isinstance(seen_again, Refusal) or seen_again.key != request.call.key:
-        # A capture would do it once more, on the caller's own tensor.
-        attempt.refusal = Refusal("it writes to an input on the host")
-        return attempt
-    if trial.undeclared_writes:
-        # They were not kept, so this call cannot be repeated; the next one can.
-        attempt.refusal = Refusal("it writes to inputs that were not declared as written", passing=True)
-        return attempt
-    room = budget - needed
-    # A replay makes none of what the caller has already: forwards return the parameters that backwards need.
-    known = storages_of(request.inputs).keys() | constants_of(request.facts).keys()
-    outputs = sum(guarded(nbytes) for key, nbytes in storages_of(trial.returned).items() if key not in known)
-    if outputs > room:
-        attempt.refusal = Refusal(f"verifying it needs {needed + outputs} bytes, {budget} are allowed")
-        return attempt
     try:
-        _record_after(trial, request, attempt, room)
+        attempt.refusal = _not_to_be_captured(trial, request, needed, budget)
+        if attempt.refusal is None:
+            _record_after(trial, request, attempt, budget - needed)
     except torch.OutOfMemoryError as error:
         request.driver.release_cached()
         attempt.refusal = Refusal(f"out of memory while recording: {_first_line(error)}", passing=True)
@@ -168,6 +158,24 @@ def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> At
             raise
         attempt.refusal = Refusal(_first_line(error))
     return attempt
+
+
+def _not_to_be_captured(trial: Trial, request: Request, needed: int, budget: int) -> Refusal | None:
+    """Why not, now that the trial has shown what a call does."""
+    if trial.replaced_inputs:
+        # Happens on the host, where no replay repeats it; and memory of the graph would become the caller's.
+        return Refusal(f"it gives input {trial.replaced_inputs[0]} other storage (set_ or resize_)")
+    seen_again = examine(request.inputs, request.driver)
+    if isinstance(seen_again, Refusal) or seen_again.key != request.call.key:
+        # A capture would do it once more, on the caller's own tensor.
+        return Refusal("it writes to an input on the host")
+    if trial.undeclared_writes:
+        # They were not kept, so this call cannot be repeated; the next one can.
+        return Refusal("it writes to inputs that were not declared as written", passing=True)
+    # A replay makes none of what the caller has already: forwards return the parameters that backwards need.
+    known = storages_of(request.inputs).keys() | constants_of(request.facts).keys()
+    needed += sum(guarded(nbytes) for key, nbytes in storages_of(trial.returned).items() if key not in known)
+    return Refusal(f"verifying it needs {needed} bytes, {budget} are allowed") if needed > budget else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,6 +16,10 @@ from pygraph_inductor.recording.capture import Captured, StandInSpace, Work, cap
 from pygraph_inductor.recording.in_place import in_place_bindings
 from pygraph_inductor.replay.plan import Binding
 
+# No node mentions a block of so few bytes: nobody writes there, and a copy would be of what was in the pool before.
+# Larger ones may be written by who was given an address outside of them; verification would tell, but stage all slots.
+_STATE = 64
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -69,7 +73,9 @@ def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captur
             continue
         before, after = first.blocks[place.source], second.blocks[place.source]
         bindings = in_place_bindings(*nodes, before, after)
-        if bindings and _only_in(by_slot[number], after.copy_node):
+        if bindings is None or (not bindings and after.nbytes > _STATE):
+            continue
+        if _only_in(by_slot[number], after.copy_node):
             by_slot[number] = bindings
             needless.append(after.copy_node)
     return Pair(second, Found(tuple(by_slot)), tuple(needless))

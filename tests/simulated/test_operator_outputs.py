@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pygraph_inductor.driver.protocol import TABLE_WRITER, Area, Node, NodeKind
+from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording import capture_pair
 from pygraph_inductor.recording.in_place import Block, in_place_bindings
 from tests.simulated.hand_written import F32, HandWritten, check
@@ -37,6 +39,29 @@ def sorted_into_a_freed_block(namespace: dict[str, Any], x: torch.Tensor) -> Any
     namespace["cpp_fused_0"](small, mixed)
     del mixed
     return tuple(torch.ops.aten.sort.default(small))
+
+
+def test_memory_that_nobody_writes_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As attention's random state without dropout: a copy would be of what happens to be in the pool."""
+    driver = SimulatedDriver()
+    found = [7]  # in memory that a plain call does not write
+    monkeypatch.setattr(driver, "soil_free_memory", lambda byte: found.__setitem__(0, byte))
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        out = namespace["empty_strided_cpu"]((8,), (1,), F32)
+        namespace["cpp_fused_0"](out, x)
+        state = torch.ops.aten.empty.memory_format([2], dtype=torch.int64)
+        if not driver.is_capturing():
+            ctypes.memset(state.data_ptr(), found[0], 16)
+        return out, state
+
+    function = HandWritten(body, driver)
+    for _ in range(4):
+        x = torch.randn(8)
+        assert torch.equal(function(x)[0], function.run([x])[0])
+    (recording,) = function.recordings
+    assert "memcpy" not in recording.log.nodes
+    assert [len(slot.bindings) for slot in recording.player.plan.slots if slot.layout.size == (2,)] == [0]
 
 
 @pytest.mark.parametrize("native", [True, False])

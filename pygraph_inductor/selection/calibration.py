@@ -55,7 +55,7 @@ def read(driver: Driver, folder: str) -> Coefficients | None:
         return _checked(content["coefficients"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         LOGGER.warning("%s holds no coefficients (%s); the defaults are used.", path, type(error).__name__)
         return None
 

@@ -66,7 +66,7 @@ def test_what_another_device_measured_is_not_used(tmp_path: Path, monkeypatch: p
     assert calibration.coefficients(driver, str(tmp_path)) == Coefficients()
 
 
-@pytest.mark.parametrize("problem", ["text", "format", "negative", "nan", "missing", "bool", "list"])
+@pytest.mark.parametrize("problem", ["text", "format", "negative", "nan", "missing", "bool", "list", "huge"])
 def test_broken_file_means_the_defaults(tmp_path: Path, problem: str, caplog: Any) -> None:
     driver = SimulatedDriver()
     path = calibration.write(driver, str(tmp_path), MEASURED)
@@ -79,7 +79,7 @@ def test_broken_file_means_the_defaults(tmp_path: Path, problem: str, caplog: An
     elif problem == "list":
         content = [content]
     elif problem != "text":
-        numbers["copy_launch"] = {"negative": -1.0, "nan": float("nan"), "bool": True}[problem]
+        numbers["copy_launch"] = {"negative": -1.0, "nan": float("nan"), "bool": True, "huge": 10**400}[problem]
     path.write_text("{" if problem == "text" else json.dumps(content))
     assert calibration.coefficients(driver, str(tmp_path)) == Coefficients()
     assert ("holds no coefficients" in caplog.text) is (problem != "format")

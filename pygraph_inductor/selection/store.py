@@ -135,7 +135,7 @@ class Store:
             return _checked(content, self._choices)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
             _warn(self._folder, f"{path.name} is no decision ({_brief(error)})")
             return None
 

@@ -192,6 +192,31 @@ def test_module_says_which_kernels_it_has(tmp_path: Path) -> None:
     assert twins.prepare(first, (0,)) == "it has 0 configurations"  # it never ran
 
 
+@pytest.mark.parametrize(
+    "source", ["kernel = (", "kernel = \0", "kernel = " + "-" * 100_000 + "1", "kernel = f(" * 500]
+)
+def test_module_whose_text_cannot_be_read_has_no_twins(source: str) -> None:
+    """This is asked while a function is captured, which must not fail for it."""
+    assert TritonTwins({"kernel": Kernel()}, source).meanings(lambda kernel, args: {}) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\0",
+        "-" * 100_000 + "1",
+        "@triton_heuristics.pointwise(**options)\ndef k(x): pass",
+        "@triton_heuristics.pointwise(triton_meta={**meta}, inductor_meta={})\ndef k(x): pass",
+        "@triton_heuristics.pointwise(triton_meta={'signature': {}, 'configs': [{}]}, inductor_meta={})\ndef k(*x): 0",
+    ],
+)
+def test_kernel_of_a_form_that_nobody_thought_of_has_no_twin(text: str) -> None:
+    twins = TritonTwins({"kernel": Kernel()}, f"kernel = async_compile.triton('kernel', {text!r}, device_str='cuda')")
+    assert twins.refusal("kernel", 0) is not None
+    assert twins.prepare("kernel", (0,)) is not None
+
+
 def test_launch_without_an_entry_is_the_kernels_own(tmp_path: Path) -> None:
     (name,) = kernels_of(SHAPES["pointwise"], tmp_path)
     kernel = Kernel()

@@ -63,6 +63,7 @@ BROKEN = {
     "negative cost": {"cost_ns": -1},
     "endless cost": {"cost_ns": float("inf")},
     "no number": {"cost_ns": float("nan")},
+    "no float holds it": {"cost_ns": 10**400},
     "cost is text": {"cost_ns": "1"},
     "cost is a truth": {"cost_ns": True},
     "key is a list": {"key": []},

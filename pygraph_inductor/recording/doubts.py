@@ -43,6 +43,11 @@ class Doubt:
             self._written = ~untouched
         self._distance = difference(expected, replayed, self._written)
 
+    @property
+    def leaves_elements(self) -> bool:
+        """Whether the replay left elements as they were filled."""
+        return self._missing is not None
+
     def plain_call_gave(self, repeated: torch.Tensor) -> None:
         """Take in what another plain call gave. Operators of one of them found free memory filled with `UNTOUCHED`."""
         found = difference(self._expected, repeated, self._written)

@@ -1,4 +1,4 @@
-"""Which operator made an output, and where in the graph it began: seen by looking on while code is captured."""
+"""Looks on while code calls operators: which one made an output, and where in the graph it began."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ class _Calls(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._after(result)
         return result
+
+
+@contextlib.contextmanager
+def before_each_operator(work: Callable[[], None]) -> Iterator[None]:
+    """Call `work` before every operator that code calls."""
+    with _Calls(work, lambda result: None):
+        yield
 
 
 class Operators:

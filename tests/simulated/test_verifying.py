@@ -31,9 +31,11 @@ class WithState:
     """As attention without dropout: a state that the operator allocates and no kernel writes.
 
     `contents` are what a plain call finds there, one byte value a call; None: what free memory was filled with last.
+    `remains`: what an intermediate of the same call filled that memory with.
     """
 
-    def __init__(self, contents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, contents: Any, monkeypatch: pytest.MonkeyPatch, remains: int | None = None) -> None:
+        self.remains = remains
         self.driver = SimulatedDriver()
         self.contents = iter(contents)
         self.free = 0
@@ -45,6 +47,7 @@ class WithState:
 
     def body(self, namespace: dict[str, Any], x: torch.Tensor) -> Any:
         (out,) = doubled(namespace, x)
+        self.free = self.free if self.remains is None else self.remains
         state = torch.ops.aten.empty.memory_format([2], dtype=torch.int64)
         if not self.driver.is_capturing():
             found = next(self.contents)
@@ -72,6 +75,21 @@ def test_a_value_that_only_the_host_writes_is_missed(found: Any, monkeypatch: py
     case.answers_right(6)
     assert case.function.log.replays == 0
     assert any("output 1 of the replay" in reason for reason in case.function.log.reasons)
+
+
+def test_memory_that_an_intermediate_leaves_behind_is_soiled_before_the_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds the same in every call, as if somebody wrote it."""
+    case = WithState(itertools.repeat(None), monkeypatch, remains=7)
+    case.answers_right(6)
+    assert case.function.log.replays == 4, case.function.log.reasons
+
+
+def test_memory_is_left_alone_where_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SimulatedDriver()
+    monkeypatch.setattr(driver, "soil_free_memory", lambda byte: pytest.fail("soiled"))
+    check(HandWritten(doubled, driver), make)
 
 
 def test_verifying_takes_the_memory_of_the_outputs_once() -> None:

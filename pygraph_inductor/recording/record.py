@@ -6,6 +6,7 @@ Called once per key; the trial's answer is the call's answer whatever becomes of
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -223,29 +224,31 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
         return
     twins = request.facts.twins or request.driver.twins(request.facts.namespace)
     indirection: Watching | Prepared | None = Watching(twins) if twins and engine in _INDIRECT else None
-    while True:
-        try:
-            outcome = _try_with(work, request, staged, indirection, room)
-        except Exception as error:
-            if request.facts.settings.strict or not isinstance(indirection, Prepared):
-                raise
-            outcome = _first_line(error), frozenset()
-        if isinstance(outcome, Recording):
-            attempt.recording, attempt.notes = outcome, tuple(notes)
-            return
-        if isinstance(outcome, Prepared):
-            indirection = outcome
-            continue
-        reason, to_stage = outcome
-        if isinstance(indirection, Prepared):  # first without twins, then without patching
-            warn_once(request.facts, reason, _WITHOUT_TABLE, _PATCH)
-            indirection = None
-            continue
-        notes.append(reason)
-        if to_stage <= staged or _writes_to_aliases(request):
-            attempt.refusal = Refusal(reason)
-            return
-        staged = staged | to_stage
+    # Graphs that are given up stay until the end: without them, the next capture would go to new memory.
+    with contextlib.ExitStack() as earlier:
+        while True:
+            try:
+                outcome = _try_with(work, request, staged, indirection, room, earlier)
+            except Exception as error:
+                if request.facts.settings.strict or not isinstance(indirection, Prepared):
+                    raise
+                outcome = _first_line(error), frozenset()
+            if isinstance(outcome, Recording):
+                attempt.recording, attempt.notes = outcome, tuple(notes)
+                return
+            if isinstance(outcome, Prepared):
+                indirection = outcome
+                continue
+            reason, to_stage = outcome
+            if isinstance(indirection, Prepared):  # first without twins, then without patching
+                warn_once(request.facts, reason, _WITHOUT_TABLE, _PATCH)
+                indirection = None
+                continue
+            notes.append(reason)
+            if to_stage <= staged or _writes_to_aliases(request):
+                attempt.refusal = Refusal(reason)
+                return
+            staged = staged | to_stage
 
 
 def _writes_to_aliases(request: Request) -> bool:
@@ -272,11 +275,17 @@ def _places(request: Request, buffers: Sequence[Any]) -> list[Place]:
 
 
 def _try_with(
-    work: Work, request: Request, staged: frozenset[int], indirection: Watching | Prepared | None, room: int
+    work: Work,
+    request: Request,
+    staged: frozenset[int],
+    indirection: Watching | Prepared | None,
+    room: int,
+    earlier: contextlib.ExitStack,
 ) -> Recording | Prepared | tuple[str, frozenset[int]]:
     """A recording with `staged` on the copy engine, or a reason and the places that should be staged, too.
 
-    Or, while launches were only watched, the twins with which it should be captured again.
+    Or, while launches were only watched, the twins with which it should be captured again. `earlier` closes the graphs
+    that are given up.
     """
     prepared = indirection if isinstance(indirection, Prepared) else None
     during: Indirection | None = indirection.steering if isinstance(indirection, Prepared) else indirection
@@ -290,7 +299,7 @@ def _try_with(
         captured = pair.captured
         unexplained = pair.found.unexplained or _unknown_host_work(captured)
         if unexplained is not None:
-            captured.graph.close()
+            earlier.callback(captured.graph.close)
             return unexplained, all_places
         if isinstance(indirection, Watching):
             try:
@@ -299,7 +308,7 @@ def _try_with(
                 captured.graph.close()
                 raise
             if again is not None:
-                captured.graph.close()
+                earlier.callback(captured.graph.close)
                 return again
         indirect = prepared.places if prepared else frozenset()
         plan = _plan(work, request, captured, pair.found, staged, indirect)
@@ -315,7 +324,7 @@ def _try_with(
             replay = functools.partial(_guarded_replay, player, work.inputs)
             verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors, room)
         except (Mismatch, ReplayFailed, UpdateRefused) as error:
-            captured.graph.close()
+            earlier.callback(captured.graph.close)
             return str(error), all_places
         except BaseException:
             captured.graph.close()

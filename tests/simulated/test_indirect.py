@@ -197,6 +197,32 @@ def test_slots_are_patched_if_making_twins_fails(monkeypatch: pytest.MonkeyPatch
     assert "RuntimeError: no; its kernels are given addresses" in caplog.text
 
 
+def test_captures_of_one_recording_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device, what the last graph of a pool leaves is given to no capture before the caches are emptied."""
+    function = HandWritten(two_kernels)
+    pools: list[Any] = []
+    graphs: list[Any] = []
+    new_pool, capture = function.driver.new_pool, function.driver.capture
+
+    def noted_pool() -> Any:
+        pools.append(new_pool())
+        return pools[-1]
+
+    def noted_capture(*args: Any) -> Any:
+        graph, result = capture(*args)
+        graphs.append(graph)
+        return graph, result
+
+    monkeypatch.setattr(function.driver, "new_pool", noted_pool)
+    monkeypatch.setattr(function.driver, "capture", noted_capture)
+    # So that verification fails: the slots are mixed up.
+    monkeypatch.setattr(simulated, "write_table", lambda entries, x, y, out: original(entries, y, x, out))
+    check(function, two_vectors)
+    assert engines(only(function)) == [Engine.PATCH] * 3
+    assert len(graphs) == 6 and len(pools) == 1
+    assert [graph for graph in graphs if not graph.closed] == [only(function).graph]
+
+
 def costing(**microseconds: float) -> Callable[..., Coefficients]:
     return lambda driver, folder: Coefficients(**microseconds)
 

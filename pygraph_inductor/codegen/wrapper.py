@@ -16,6 +16,7 @@ from torch._inductor.virtualized import V
 
 from pygraph_inductor.codegen import options
 from pygraph_inductor.codegen.control_flow import cut_at_control_flow
+from pygraph_inductor.codegen.order import uploads_first
 from pygraph_inductor.codegen.visible import visible_count
 from pygraph_inductor.partition.cuts import counts, cuts_of
 from pygraph_inductor.reporting.places import place_of
@@ -72,6 +73,12 @@ class Wrapper(PythonWrapperCodegen):
                 _name(node) for node in partition_signatures.output_nodes
             ]
         return PartitionWrapper(subgraph_name, parent_wrapper, partition_signatures)
+
+    def push_codegened_graph(self, graph: Any) -> None:
+        """Called for a module once its nodes are in order, and before any code is generated for them."""
+        if graph is V.graph:
+            uploads_first(graph.scheduler)
+        super().push_codegened_graph(graph)
 
     def generate_after_suffix(self, result: Any) -> None:
         """Write what follows the functions: the runner, and what we know about them."""

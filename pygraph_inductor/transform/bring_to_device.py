@@ -109,6 +109,7 @@ class _Work:
     graph: fx.Graph
     hosts: Hosts
     made: dict[fx.Node, fx.Node] = field(default_factory=dict)  # CPU node -> its value on the device
+    front: fx.Node | None = None  # the last node of the uploads in front of everything on the device
     outcomes: list[Outcome] = field(default_factory=list)
 
 
@@ -266,9 +267,19 @@ def _upload(work: _Work, places: list[_Place]) -> None:
     order = {node: number for number, node in enumerate(work.graph.nodes)}
     together = sorted((leaf for leaf in shared if not work.hosts.of[leaf].random), key=order.__getitem__)
     if together:
-        work.made.update(_call_upload(work, together, _hoist(work.graph, together)))
+        work.made.update(_upload_in_front(work, together))
     for leaf in sorted(shared - set(together), key=order.__getitem__):
         work.made.update(_call_upload(work, [leaf], leaf))  # where it is: hoisting would draw in another order
+
+
+def _upload_in_front(work: _Work, leaves: list[fx.Node], own: bool = False) -> dict[fx.Node, fx.Node]:
+    """An upload before everything on the device, and behind the uploads that are there already."""
+    behind = _hoist(work.graph, leaves)
+    if work.front is not None and behind < work.front:
+        behind = work.front
+    found = _call_upload(work, leaves, behind, own)
+    work.front = list(found.values())[-1]
+    return found
 
 
 def _hoist(graph: fx.Graph, leaves: list[fx.Node]) -> fx.Node:
@@ -380,7 +391,9 @@ _WHAT = {
 def _on_its_own(work: _Work, place: _Place) -> fx.Node:
     """A node with the value of a host tensor in memory that nobody else has."""
     if place.way.leaves and not place.way.back:
-        return _call_upload(work, [place.host], place.user, own=True)[place.host]
+        if place.way.random:
+            return _call_upload(work, [place.host], place.user, own=True)[place.host]
+        return _upload_in_front(work, [place.host], own=True)[place.host]
     shared, work.made = work.made, {leaf: work.made[leaf] for leaf in place.way.leaves if leaf in work.made}
     try:
         return _on_device(work, place.host, place.user)

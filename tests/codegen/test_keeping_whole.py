@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import memory
 from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.scheduler import Scheduler
 
 import pygraph_inductor
 from pygraph_inductor import config, settings
+from pygraph_inductor.codegen import wrapper
 from pygraph_inductor.codegen.control_flow import CONTROL_FLOW
 from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.codegen.graph_pass import GraphPass
+from pygraph_inductor.codegen.order import uploads_first
 from pygraph_inductor.seams import compilation, compile_fx
 from pygraph_inductor.transform import apply as applying
 from pygraph_inductor.transform.operators import UPLOAD
@@ -42,6 +46,18 @@ def index(x, host):
     return (x.sin()[host] * 2,)
 
 
+def saved(w, x, host, scale):
+    """As the forward of a training step: what came from the host is kept for the backward."""
+    mask = torch.ops.prims.device_put.default(host, x.device)
+    y = (x @ w).relu() @ w
+    return ((y * mask * scale).square().mean(), y, mask, scale)
+
+
+def computed(x, host):
+    """The CPU computes something that cannot be moved."""
+    return ((x @ x) * torch.exp(host / 3).to(x.device),)
+
+
 def made(function: Any, *specs: Any, folder: Any, **kwargs: Any) -> Generated:
     """As within a compilation of ours, which rewrites each graph before Inductor compiles it."""
     ours = replace(compilation.from_knobs(), asked=True)
@@ -58,6 +74,12 @@ CASES = pytest.mark.parametrize(
         (index, [(8, 8), {"size": (3,), "dtype": torch.int64, **HOST}]),
     ],
 )
+
+# Where a bad order does harm.
+SCATTERED = [
+    (saved, [(16, 16), (8, 16), {"size": (8, 16), "dtype": torch.bool, **HOST}, {"size": (), **HOST}]),
+    (computed, [(8, 8), {"size": (8,), **HOST}]),
+]
 
 
 @CASES
@@ -85,6 +107,40 @@ def test_without_them_it_is_otherwise(cuda, tmp_path, function, specs):
     assert on_host
     [facts] = pygraph_inductor.report().graphs
     assert facts.rewrites == []
+
+
+def _as_late_as_possible(nodes, *args):
+    """Every node directly before the first computation on the device that needs it."""
+    found, done = [], set()
+
+    def take(node):
+        if node not in done:
+            done.add(node)
+            names = set(node.ancestors) - set(node.get_operation_names())
+            for one in nodes:
+                if names & set(one.get_operation_names()):
+                    take(one)
+            found.append(node)
+
+    for node in nodes:
+        if node.is_gpu() and type(node.node).__name__ not in ("FallbackKernel", "MultiOutput"):
+            take(node)
+    for node in nodes:
+        take(node)
+    return found
+
+
+@pytest.mark.parametrize("function, specs", [*CASES.args[1], *SCATTERED])
+def test_uploads_are_in_front_however_inductor_orders_them(cuda, tmp_path, monkeypatch, function, specs):
+    """Its passes weigh pieces against the peak of memory, which is a matter of sizes."""
+    pieces = []
+    monkeypatch.setattr(memory, "reorder_for_peak_memory", _as_late_as_possible)
+    monkeypatch.setattr(Scheduler, "maybe_reorder_for_minimizing_partition", lambda self, nodes: nodes)
+    for first in (uploads_first, lambda scheduler: None):
+        monkeypatch.setattr(wrapper, "uploads_first", first)
+        made(function, *specs, folder=tmp_path, is_inference=False)
+        pieces.append(pygraph_inductor.report().graphs[-1].pieces)
+    assert pieces[0] == 1 and ((function, specs) not in SCATTERED or pieces[1] > 1), pieces
 
 
 def test_outputs_of_the_host_stay_there(cuda, tmp_path):

@@ -7,7 +7,7 @@ was not told anew is a stand-in's: memory that is mapped, holds valid values, an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -112,8 +112,11 @@ def _differing(expected: Sequence[Any], got: Sequence[Any], skip: set[int]) -> l
     ]
 
 
-def _soiling(driver: Driver) -> Any:
-    return before_each_operator(lambda: driver.soil_free_memory(UNTOUCHED))
+@contextlib.contextmanager
+def _soiling(driver: Driver) -> Iterator[None]:
+    driver.soil_free_memory(UNTOUCHED)  # what generated code allocates comes by no operator
+    with before_each_operator(lambda: driver.soil_free_memory(UNTOUCHED)):
+        yield
 
 
 def _settle(

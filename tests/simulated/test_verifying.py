@@ -86,6 +86,27 @@ def test_memory_that_an_intermediate_leaves_behind_is_soiled_before_the_operator
     assert case.function.log.replays == 4, case.function.log.reasons
 
 
+def test_memory_that_generated_code_leaves_unwritten_is_soiled_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is allocated without an operator."""
+    driver = SimulatedDriver()
+    free = [7]
+    monkeypatch.setattr(driver, "soil_free_memory", lambda byte: free.__setitem__(0, byte))
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        unwritten = namespace["empty_strided_cpu"]((2,), (1,), torch.int64)
+        if not driver.is_capturing():
+            ctypes.memset(unwritten.data_ptr(), free[0], 16)
+        (out,) = doubled(namespace, x)
+        free[0] = 7  # other memory is free then
+        return out, unwritten
+
+    function = HandWritten(body, driver)
+    for _ in range(4):
+        (x,) = make()
+        assert torch.equal(function(x)[0], function.run([x])[0])
+    assert function.log.replays == 2, function.log.reasons
+
+
 def test_memory_is_left_alone_where_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimulatedDriver()
     monkeypatch.setattr(driver, "soil_free_memory", lambda byte: pytest.fail("soiled"))

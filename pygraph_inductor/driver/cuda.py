@@ -285,19 +285,29 @@ class CudaDriver:
     def soil_free_memory(self, byte: int) -> None:
         # The allocator gives out the block that fits best: asking for the sizes of all that is free, the largest
         # first, gets just that, and nobody else can be in it meanwhile.
+        with contextlib.suppress(RuntimeError):  # out of memory, or an allocator that tells nothing of itself
+            held: list[torch.Tensor] = []
+            with contextlib.suppress(torch.OutOfMemoryError):
+                for size in sorted(self._free_blocks(), reverse=True):
+                    held.append(torch.empty(size, dtype=torch.uint8, device=self.device))
+            for block in held:
+                block.fill_(byte)
+
+    def _free_blocks(self) -> list[int]:
+        """The sizes to ask the allocator for to get all that is free for the current stream."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         sizes: list[int] = []
         for segment in torch.cuda.memory_snapshot(include_traces=False):
             ours = segment["device"] == self._index and segment["stream"] == stream
-            if not ours or segment.get("is_expandable") or tuple(segment["segment_pool_id"]) != (0, 0):
+            small = segment["segment_type"] == "small"
+            # A large segment that can grow would rather do so than give out what it has.
+            grows = segment.get("is_expandable") and not small
+            if not ours or grows or tuple(segment["segment_pool_id"]) != (0, 0):
                 continue
             for block in segment["blocks"]:
                 if block["state"] == "inactive":
-                    sizes += _requests(block["size"], segment["segment_type"] == "small")
-        with contextlib.suppress(torch.OutOfMemoryError):
-            held = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sorted(sizes, reverse=True)]
-            for block in held:
-                block.fill_(byte)
+                    sizes += _requests(block["size"], small)
+        return sizes
 
     def release_cached(self) -> None:
         torch.cuda.empty_cache()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from pygraph_inductor.recording.function import driver_for
 from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
+from tests.unit.fresh_interpreter import succeeds
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,6 +30,28 @@ def test_free_memory_is_soiled_and_nothing_else() -> None:
     for size in (100, 5000, 3 << 20, 30 << 20):
         again = torch.empty(size, dtype=torch.uint8, device=DEVICE)
         assert bool((again == 0xA5).all()), size
+
+
+_EXPANDABLE = """
+import torch
+from pygraph_inductor.recording.function import driver_for
+
+driver = driver_for(torch.device("cuda", 0))
+kept = torch.full((100,), 7, dtype=torch.uint8, device="cuda")
+freed = [torch.zeros(100, dtype=torch.uint8, device="cuda") for _ in range(9)]
+assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
+del freed
+with driver.guard():
+    driver.soil_free_memory(0xA5)
+again = [torch.empty(100, dtype=torch.uint8, device="cuda") for _ in range(9)]
+assert all(bool((tensor == 0xA5).all()) for tensor in again)
+assert bool((kept == 7).all())
+"""
+
+
+def test_small_free_memory_of_segments_that_grow_is_soiled() -> None:
+    """With them, too, attention's random state must be seen to be nobody's."""
+    succeeds("-c", _EXPANDABLE, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -23,6 +23,7 @@ from pygraph_inductor.transform import constants
 from pygraph_inductor.transform.apply import ALL, NOTES, apply
 from pygraph_inductor.transform.host_values import device_of, moved_to
 from pygraph_inductor.transform.operators import UPLOAD
+from pygraph_inductor.transform.same_results import name_of
 from pygraph_inductor.transform.switches import turned_on
 
 from .fake_cuda import tensors
@@ -244,6 +245,20 @@ def test_upload_comes_before_everything_on_the_device(cuda):
 def test_copy_that_is_returned_has_memory_of_its_own(cuda):
     rewritten = Rewritten(lambda x, i, j: (x + i.to(x.device), j.to(x.device)), (8,), host(8), host(8))
     assert rewritten.uploaded == [["i_1"], ["j_1"]]
+    rewritten.same()
+
+
+def test_returned_copy_comes_before_everything_on_the_device_too(cuda):
+    def function(x, i, t):
+        y = x.sin() @ x
+        on_device = torch.exp(t).to(x.device)
+        return (y * on_device + i.to(x.device), on_device)
+
+    rewritten = Rewritten(function, (8, 8), host(8), host(8))
+    assert rewritten.uploaded == [["i_1"], ["exp"]]
+    order = [node for node in rewritten.module.graph.nodes if node.op == "call_function"]
+    first = next(number for number, node in enumerate(order) if name_of(node.target) == "sin")
+    assert all(order.index(call) < first for call in rewritten.calls)
     rewritten.same()
 
 

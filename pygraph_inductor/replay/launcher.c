@@ -501,9 +501,16 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
 typedef struct {
     const int64_t *next, *end;
     PyObject *objects;
+    int missed; /* it ended too early */
 } Reader;
 
-static int64_t take(Reader *reader) { return reader->next < reader->end ? *reader->next++ : 0; }
+static int64_t take(Reader *reader)
+{
+    if (reader->next < reader->end)
+        return *reader->next++;
+    reader->missed = 1;
+    return 0;
+}
 
 static PyObject *take_object(Reader *reader)
 {
@@ -611,7 +618,7 @@ static int read_program(Launcher *self, Reader *reader)
     }
     for (int64_t i = 0; i < self->input_slots; i++)
         self->order[i] = i;
-    return reader->next == reader->end;
+    return reader->next == reader->end && !reader->missed;
 }
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -626,7 +633,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     self->program = Py_NewRef(program); /* layouts point into it */
     self->objects = Py_NewRef(objects);
     const int64_t *start = (const int64_t *)PyBytes_AS_STRING(program);
-    Reader reader = {start, start + PyBytes_GET_SIZE(program) / (Py_ssize_t)sizeof(int64_t), objects};
+    Reader reader = {start, start + PyBytes_GET_SIZE(program) / (Py_ssize_t)sizeof(int64_t), objects, 0};
     if (!read_program(self, &reader)) {
         PyErr_SetString(PyExc_ValueError, "the program of a launcher does not read to its end");
         Py_DECREF(self);
@@ -805,11 +812,11 @@ static PyObject *front_add(Front *self, PyObject *launcher)
 {
     if (!PyObject_TypeCheck(launcher, &launcher_object))
         return PyErr_Format(PyExc_TypeError, "add() takes a Launcher");
-    if (self->count == FRONT_LIMIT)
-        Py_DECREF(self->launchers[--self->count]);
+    Launcher *oldest = self->count == FRONT_LIMIT ? self->launchers[--self->count] : NULL;
     memmove(self->launchers + 1, self->launchers, self->count * sizeof *self->launchers);
     self->launchers[0] = (Launcher *)Py_NewRef(launcher);
     self->count++;
+    Py_XDECREF(oldest); /* only now: it may run anything, and another add() */
     Py_RETURN_NONE;
 }
 

@@ -197,7 +197,7 @@ class MemoryPool:
             block = self._dead.popleft()
             self._arena.allocated_bytes -= block.size
             self._give_back(block)
-        if self._users == 0:
+        if self._users == 0 and self._segments:
             self._return_segments()
 
     def _take(self, size: int) -> _Block:
@@ -262,4 +262,6 @@ class MemoryPool:
 
     def __del__(self) -> None:
         # A pool is dropped with its last graph; storages that still live keep the pool alive through their finalizers.
-        self._arena.reserved_bytes -= sum(segment.addresses.nbytes for segment in self._segments)
+        # In a cycle of garbage its graphs may go after it: they must find nothing to give back.
+        segments, self._segments = self._segments, []
+        self._arena.reserved_bytes -= sum(segment.addresses.nbytes for segment in segments)

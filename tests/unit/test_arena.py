@@ -181,3 +181,18 @@ def test_address_range_reads_zero_and_is_aligned():
 def test_huge_address_ranges_cost_nothing():
     memory = AddressRange(1 << 40)
     memory.close()
+
+
+def test_graph_in_a_cycle_of_garbage_may_go_after_its_pool() -> None:
+    """The collector finalizes garbage in any order."""
+    arena = Arena()
+    pool = arena.new_pool()
+    pool.retain()
+    tensor = pool.empty_strided((64,), (1,), torch.float32)
+    del tensor
+    assert arena.reserved_bytes > 0
+    pool.__del__()
+    pool.release()
+    assert (arena.allocated_bytes, arena.reserved_bytes) == (0, 0)
+    del pool
+    assert (arena.allocated_bytes, arena.reserved_bytes) == (0, 0)

@@ -68,6 +68,13 @@ transform_constants: bool = environment.flag("transform_constants", True)
 # Bytes that those copies of one graph may take.
 max_constant_bytes: int = environment.number("max_constant_bytes", 256 << 20)
 
+# CPU parameters, buffers and attributes of modules that are used on the device: a copy is kept there, compared with its
+# source before each call, and made anew when that changed.
+transform_mirrors: bool = environment.flag("transform_mirrors", True)
+
+# Bytes that those copies may take on one device. What does not fit is uploaded in every call.
+max_mirror_bytes: int = environment.number("max_mirror_bytes", 256 << 20)
+
 # Detours from the device over the CPU and back; float results may differ by rounding.
 transform_round_trips: bool = environment.flag("transform_round_trips", True)
 

@@ -27,6 +27,7 @@ class Settings:
     min_gain: float = 0.02
     measure_budget: float = 0.02
     max_graph_memory: int = 0
+    max_mirror_bytes: int = 256 << 20
 
 
 def current() -> Settings:
@@ -41,6 +42,7 @@ def current() -> Settings:
         min_gain=config.min_gain,
         measure_budget=config.measure_budget,
         max_graph_memory=config.max_graph_memory,
+        max_mirror_bytes=config.max_mirror_bytes,
     )
 
 

@@ -21,7 +21,12 @@ from pygraph_inductor.codegen.visible import visible_count
 from pygraph_inductor.partition.cuts import counts, cuts_of
 from pygraph_inductor.reporting.places import place_of
 from pygraph_inductor.transform.apply import NOTES
+from pygraph_inductor.transform.operators import UPLOAD
 from pygraph_inductor.transform.outcome import Outcome
+
+_IMPORT_UPLOAD = (
+    "from pygraph_inductor.replay.uploads import upload as pygraph_upload  # torch.ops.pygraph_inductor.upload"
+)
 
 
 class PartitionWrapper(SubgraphPythonWrapperCodegen):
@@ -80,6 +85,13 @@ class Wrapper(PythonWrapperCodegen):
             uploads_first(graph.scheduler)
         super().push_codegened_graph(graph)
 
+    def generate_fallback_kernel(self, node: Any) -> None:
+        """Write the call of an operator. Ours is called directly: the way over the dispatcher takes as long again."""
+        if node.op_overload is UPLOAD:
+            self.add_import_once(_IMPORT_UPLOAD)
+            node.python_kernel_name = "pygraph_upload"
+        super().generate_fallback_kernel(node)
+
     def generate_after_suffix(self, result: Any) -> None:
         """Write what follows the functions: the runner, and what we know about them."""
         super().generate_after_suffix(result)
@@ -87,7 +99,9 @@ class Wrapper(PythonWrapperCodegen):
         result.writeline(f"{owner}.pygraph = {self._knowledge()!r}")
 
     def _knowledge(self) -> dict[str, Any]:
-        """Per function: the positions of visible outputs (None: all of them); and the effectful operators of all."""
+        """Per function: the positions of visible outputs (None: all of them); of all, the effectful operators, and the
+        inputs that have mirrors.
+        """
         names = [_name(node) for node in V.graph.graph_outputs]
         visible = visible_count(V.graph, len(names))
         saved = set(names[visible:]) - set(names[:visible])
@@ -96,6 +110,7 @@ class Wrapper(PythonWrapperCodegen):
             **{name: {"visible": _positions(outputs, saved)} for name, outputs in self.partition_outputs.items()},
             "effects": sorted(_effectful(V.graph.module)),
             "rewrites": [_line(outcome) for outcome in _outcomes(V.graph.module)],
+            "mirrors": _mirrors(V.graph.module),
             **_pieces(),
         }
 
@@ -114,6 +129,12 @@ def _positions(names: list[str], saved: set[str]) -> list[int] | None:
 def _outcomes(module: Any) -> tuple[Outcome, ...]:
     notes = module.graph.output_node().meta.get(NOTES)
     return notes.outcomes if notes is not None else ()
+
+
+def _mirrors(module: Any) -> tuple[str, list[int]] | None:
+    """Where mirrors are, and the positions of the inputs that have one as an input of its own, behind all others."""
+    notes = module.graph.output_node().meta.get(NOTES)
+    return (str(notes.mirrors_on), list(notes.mirrored)) if notes is not None and notes.mirrored else None
 
 
 def _line(outcome: Outcome) -> str:

@@ -18,7 +18,7 @@ from pygraph_inductor.codegen import registration
 from pygraph_inductor.reporting.places import place_of
 from pygraph_inductor.seams import declines
 from pygraph_inductor.seams.compilation import Compilation, entered, from_knobs, going_on
-from pygraph_inductor.transform import apply
+from pygraph_inductor.transform import apply, mirrors
 
 _GRAPHS = "triton.cudagraphs"
 _FAILED = "a compilation is left to stock PyTorch"
@@ -113,9 +113,9 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
                 _register(compilation)
             if not args or not isinstance(args[0], torch.fx.GraphModule):
                 return inner_compile(*args, **kwargs)
-            before = _transform(args[0], compilation)
+            before = _transform(args[0], _static_inputs(args, kwargs), compilation)
             try:
-                return inner_compile(*args, **kwargs)
+                return inner_compile(*_with_mirrors(args), **_static_with_mirrors(args, kwargs))
             except Exception as error:
                 if before is None or compilation.settings.strict:
                     raise
@@ -125,14 +125,36 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
     return compile_inner
 
 
-def _transform(module: torch.fx.GraphModule, compilation: Compilation) -> torch.fx.Graph | None:
+def _static_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+    """Which inputs of the graph may be given mirrors: where the graph can be given more inputs."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if len(args) < 2 or not isinstance(args[1], (list, tuple)) or "static_input_idxs" not in kwargs:
+        return frozenset()
+    static = frozenset(kwargs["static_input_idxs"] or ())
+    return frozenset(index for index, value in enumerate(args[1]) if index in static and isinstance(value, FakeTensor))
+
+
+def _with_mirrors(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a compilation, with an example for each input that rewrites added."""
+    more = [node.meta["val"] for node in mirrors.used(args[0].graph)]
+    return (args[0], [*args[1], *more], *args[2:]) if more else args
+
+
+def _static_with_mirrors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Mirrors are static inputs as much as what they mirror."""
+    more = range(len(args[1]), len(args[1]) + len(mirrors.used(args[0].graph)))
+    return {**kwargs, "static_input_idxs": [*kwargs["static_input_idxs"], *more]} if more else kwargs
+
+
+def _transform(module: torch.fx.GraphModule, static: frozenset[int], compilation: Compilation) -> torch.fx.Graph | None:
     """Rewrite a graph that is about to be cut into pieces, and only such a graph. Returns a copy of what it was."""
     may_be_cut = _stock_option(_GRAPHS) and _stock_option("graph_partition")
     if not (compilation.rewrites and may_be_cut and "cuda" in registration.registered()):
         return None
     with declines.harmless("a graph is not rewritten", compilation.settings.strict):
         before = copy.deepcopy(module.graph) if apply.concerns(module.graph) else None
-        outcomes = apply.apply(module, compilation.rewrites, compilation.settings.strict)
+        outcomes = apply.apply(module, compilation.rewrites, compilation.settings.strict, static)
         return before if any(one.applied for one in outcomes) else None
     return None
 

@@ -16,6 +16,7 @@ import torch
 from pygraph_inductor.codegen.attention_seeds import attention_seeds
 from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.recording.plain import seeds_on_host
+from pygraph_inductor.replay.mirrors import following
 from pygraph_inductor.reporting.facts import FunctionFacts, GraphFacts, register, register_graph
 from pygraph_inductor.seams import declines, describe, visit
 from pygraph_inductor.seams.compilation import Compilation, current
@@ -28,7 +29,8 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_compile(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         compilation = current()
         if not compilation.borrowed or compilation.declined is not None:
-            return original(self, example_inputs, constants, graph_kwargs)
+            original(self, example_inputs, constants, graph_kwargs)
+            return _give_mirrors(self, compilation)
         on_at_entry = bool(graph_kwargs.get("cudagraphs"))
         is_backward = bool(graph_kwargs.get("is_backward"))
         asked = _asked(compilation, is_backward)
@@ -39,6 +41,7 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
                 _simulate(self, compilation)
         with visit.of(self) as visited:
             original(self, example_inputs, constants, graph_kwargs)
+        _give_mirrors(self, compilation)
         if asked and not simulated:
             with declines.harmless("a graph is missing from the report", strict):
                 _report_pieces(self, compilation, visited.functions)
@@ -50,6 +53,16 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return post_compile
+
+
+def _give_mirrors(graph: Any, compilation: Compilation) -> None:
+    """Fill in the inputs that the rewrites of this graph added."""
+    known = _written_down(getattr(graph, "source_code", None) or "").get("mirrors")
+    if known:
+        device, positions = torch.device(known[0]), known[1]
+        graph.current_callable = following(
+            graph.current_callable, positions, device, compilation.settings.max_mirror_bytes
+        )
 
 
 def _asked(compilation: Compilation, is_backward: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph_inductor.transform import constants
+from pygraph_inductor.transform import constants, mirrors
 from pygraph_inductor.transform.bring_to_device import REWRITES, bring_to_device
 from pygraph_inductor.transform.host_values import device_of, devices_of
 from pygraph_inductor.transform.items import ITEMS, has_items, keep_items
@@ -24,10 +24,14 @@ NOTES = "pygraph_inductor"  # in the meta of the output node
 
 @dataclass(frozen=True)
 class Notes:
-    """What the rewrites leave for later: their outcomes, and which outputs were on the CPU."""
+    """What the rewrites leave for later: their outcomes, which outputs were on the CPU, and which inputs have mirrors:
+    inputs of their own, behind all others.
+    """
 
     outcomes: tuple[Outcome, ...]
     host_outputs: frozenset[int]
+    mirrored: tuple[int, ...] = ()
+    mirrors_on: torch.device | None = None
 
 
 # Each with the switches that turn it on.
@@ -38,17 +42,24 @@ _STEPS: tuple[tuple[Callable[[fx.Graph, Collection[str]], list[Outcome]], tuple[
 ALL = frozenset(name for _, names in _STEPS for name in names)
 
 
-def apply(module: fx.GraphModule, switches: Collection[str], strict: bool = False) -> tuple[Outcome, ...]:
-    """Rewrite the graph of `module` in place; only graphs that a rewrite concerns."""
+def apply(
+    module: fx.GraphModule, switches: Collection[str], strict: bool = False, static: Collection[int] = ()
+) -> tuple[Outcome, ...]:
+    """Rewrite the graph of `module` in place; only graphs that a rewrite concerns. `static`: the positions of
+    parameters and buffers among its inputs. It may have more inputs afterwards (`mirrors.used`).
+    """
     if not concerns(module.graph):
         return ()
+    mirrors.mark(module.graph, static)
     host_outputs = frozenset(position for position, value in enumerate(_outputs(module.graph)) if _is_on_cpu(value))
     outcomes: list[Outcome] = []
     for step, names in _STEPS:
         on = [name for name in names if name in switches]
         if on:
             outcomes += _undone_on_failure(module, step, on, strict)
-    module.graph.output_node().meta[NOTES] = Notes(tuple(outcomes), host_outputs)
+    device, _ = devices_of(module.graph)
+    notes = Notes(tuple(outcomes), host_outputs, mirrors.mirrored(module.graph), device)
+    module.graph.output_node().meta[NOTES] = notes
     module.recompile()
     return tuple(outcomes)
 

@@ -1,6 +1,6 @@
 """Gives device computations their host values on the device, so that no copy cuts the graph in two.
 
-Five rewrites with one condition each, and a switch each (`config.transform_*`):
+Six rewrites with one condition each, and a switch each (`config.transform_*`):
 
 - `uploads`: a CPU tensor that only has to be copied is part of one packed, asynchronous copy before the replay.
 - `host_scalars`: a 0-d CPU tensor in an operator on the device becomes a 0-d device tensor, if the result of the
@@ -9,6 +9,7 @@ Five rewrites with one condition each, and a switch each (`config.transform_*`):
   the same there bit for bit, and raises nothing. Floats that are computed from numbers or from nothing (schedules,
   tables of positions) may differ by rounding, as with Inductor's own pass; they must then decide nothing.
 - `constants`: a CPU constant is on the device from the start (see `constants.py`).
+- `mirrors`: what is to be uploaded, and is a parameter or buffer, is kept on the device (see `mirrors.py`).
 - `round_trips`: what comes from the device and goes back stays there, if every operator between gives the same there,
   or float results that differ by rounding, which must then decide nothing (no comparison, no integer).
 
@@ -26,7 +27,7 @@ import torch
 from torch import fx
 
 from pygraph_inductor.replay.uploads import by_dtype
-from pygraph_inductor.transform import constants
+from pygraph_inductor.transform import constants, mirrors
 from pygraph_inductor.transform.host_values import (
     ARITHMETIC,
     CONSTANTS,
@@ -41,12 +42,13 @@ from pygraph_inductor.transform.host_values import (
     moved_to,
     tensors_in,
 )
+from pygraph_inductor.transform.mirrors import MIRRORS
 from pygraph_inductor.transform.operators import UPLOAD
 from pygraph_inductor.transform.outcome import Outcome
 from pygraph_inductor.transform.same_results import is_constructor, is_integral, makes_new, name_of
 
 _ITEM = operator.getitem
-REWRITES = (UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS, CONSTANTS)
+REWRITES = (UPLOADS, SCALARS, ARITHMETIC, ROUND_TRIPS, CONSTANTS, MIRRORS)
 # Operators on device tensors that take indices from the host.
 _INDEXED = frozenset({"index", "index_put", "_unsafe_index", "_unsafe_index_put"})
 # Operators on device tensors that copy from the host.
@@ -109,6 +111,7 @@ class _Work:
     graph: fx.Graph
     hosts: Hosts
     made: dict[fx.Node, fx.Node] = field(default_factory=dict)  # CPU node -> its value on the device
+    mirrors: dict[fx.Node, Outcome] = field(default_factory=dict)
     front: fx.Node | None = None  # the last node of the uploads in front of everything on the device
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -120,10 +123,13 @@ def bring_to_device(graph: fx.Graph, switches: Collection[str]) -> list[Outcome]
         return []
     work = _Work(graph, look_at(graph, device, switches))
     places = list(_places(work))
+    if MIRRORS in switches:
+        _mirror(work, places)
     _upload(work, places)
     for place in places:
         _rewrite(work, place)
     graph.eliminate_dead_code()
+    work.outcomes += [work.mirrors[mirror] for mirror in mirrors.used(graph)]
     _keep_on_host(graph)
     return list(dict.fromkeys(work.outcomes))
 
@@ -257,13 +263,32 @@ def _alike(one: Any, other: Any) -> bool:
     )
 
 
-# -- uploads
+# -- mirrors and uploads
+
+
+def _mirror(work: _Work, places: list[_Place]) -> None:
+    """Give parameters and buffers of the CPU a mirror where all their uses can do with one."""
+    using: dict[fx.Node, list[_Place]] = {}
+    for place in places:
+        on_its_own = place.returned and not place.way.back  # uploaded alone
+        for leaf in place.way.leaves if not on_its_own else ():
+            using.setdefault(leaf, []).append(place)
+    for leaf, mine in using.items():
+        if not mirrors.can_be_mirrored(leaf):
+            continue
+        if all(mirrors.stays_inside(place.user, moved_to(place.user) is not None) for place in mine):
+            mirror = work.made[leaf] = mirrors.add(work.graph, leaf, work.hosts.device)
+            what = "a parameter or buffer of the CPU is kept on the device"
+            work.mirrors[mirror] = Outcome.at(mine[0].user, MIRRORS, True, what)
+        else:
+            what = "what is returned, or given to an operator that is not of PyTorch, must not be a mirror"
+            work.outcomes.append(Outcome.at(mine[0].user, MIRRORS, False, what))
 
 
 def _upload(work: _Work, places: list[_Place]) -> None:
     """One operator for all tensors to upload, behind the last of them and what they are computed from."""
     used = {leaf for place in places if not place.returned for leaf in place.way.leaves}
-    shared = {leaf for leaf in used if leaf.op != "get_attr"}
+    shared = {leaf for leaf in used if leaf.op != "get_attr" and leaf not in work.made}
     order = {node: number for number, node in enumerate(work.graph.nodes)}
     together = sorted((leaf for leaf in shared if not work.hosts.of[leaf].random), key=order.__getitem__)
     if together:
@@ -376,7 +401,8 @@ def _rewrite(work: _Work, place: _Place) -> None:
     except Refused as refusal:
         work.outcomes.append(Outcome.at(user, place.rewrite, False, str(refusal)))
     else:
-        work.outcomes.append(Outcome.at(user, place.rewrite, True, _WHAT[place.rewrite]))
+        if value not in work.mirrors:
+            work.outcomes.append(Outcome.at(user, place.rewrite, True, _WHAT[place.rewrite]))
 
 
 _WHAT = {

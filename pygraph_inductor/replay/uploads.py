@@ -1,14 +1,14 @@
 """Brings the values of CPU tensors to the device before a replay: packed, and in one asynchronous copy.
 
-What generated code calls through the operator `pygraph_inductor::upload` (transform/operators.py). The results are
-ordinary device tensors, so a graph borrows them as it borrows any other input.
+What generated code calls for the operator `pygraph_inductor::upload` (transform/operators.py), on every call: so the
+few microseconds that this takes matter. The results are ordinary device tensors without history, so a graph borrows
+them as it borrows any other input.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +16,23 @@ import torch
 # is meant for numbers, lengths, indices and masks, and keeps what it used pinned.
 STAGED_BYTES = 4 << 20
 _ALIGNMENT = 256  # kernels load 16 bytes at once, and libraries choose by up to this
+_FEW = 4  # so many numbers are packed one by one; more are stacked first
+_SINGLE = frozenset(
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    ]
+)  # a number of Python has every value of these
+_memmove = ctypes.memmove
+_reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
 def upload(numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -23,23 +40,28 @@ def upload(numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], devic
 
     With the contents of this moment: later writes of the host do not reach them.
     """
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            return _uploaded(numbers, hosts, device)
-    return _uploaded(numbers, hosts, device)
-
-
-def _uploaded(
-    numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], device: torch.device
-) -> list[torch.Tensor]:
-    groups = list(by_dtype(numbers).values())
+    if len(numbers) == 1 and not hosts and numbers[0].dtype in _SINGLE:
+        # A parameter of a kernel: nothing to pin, nothing to wait for, and frozen by a capture.
+        return [torch.full((1,), numbers[0].item(), dtype=numbers[0].dtype, device=device)]
+    groups = by_dtype(numbers).values()
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return [_frozen(group, device) for group in groups] + [_copied(host, device) for host in hosts]
-    pieces = [_Piece(group[0].dtype, (len(group),), (1,), [*map(_dense, group)]) for group in groups]
-    pieces += [_piece(host) for host in hosts if 0 < host.nbytes <= STAGED_BYTES]
-    packed = iter(_packed(pieces, device)) if pieces else iter(())
-    results = [next(packed) for _ in groups]
-    return results + [next(packed) if 0 < one.nbytes <= STAGED_BYTES else _copied(one, device) for one in hosts]
+    packing = _Packing()
+    for group in groups:
+        packing.add(group[0].dtype, (len(group),), (1,), group if len(group) <= _FEW else [torch.stack(group)])
+    large = 0
+    for host in hosts:
+        if 0 < host.nbytes <= STAGED_BYTES:
+            dense = _dense(host)
+            packing.add(dense.dtype, dense.size(), dense.stride(), [dense])
+        else:
+            large += 1
+    packed = packing.to(device)
+    if not large:
+        return packed
+    rest = iter(packed)
+    found = [next(rest) for _ in groups]
+    return found + [next(rest) if 0 < host.nbytes <= STAGED_BYTES else _copied(host, device) for host in hosts]
 
 
 def by_dtype(numbers: Sequence[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
@@ -50,64 +72,65 @@ def by_dtype(numbers: Sequence[torch.Tensor]) -> dict[torch.dtype, list[torch.Te
     return groups
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """One result and what goes into it: 0-d tensors one after the other, or the memory of one dense tensor."""
+class _Packing:
+    """Results in one piece of memory, each where it is aligned, and what is copied into them."""
 
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    sources: list[torch.Tensor]
+    __slots__ = ("results", "total", "writes")
 
-    @property
-    def nbytes(self) -> int:
-        return self.dtype.itemsize * sum(source.numel() for source in self.sources)
+    def __init__(self) -> None:
+        self.results: list[tuple[torch.dtype, int, Sequence[int], Sequence[int]]] = []  # dtype, offset, size, stride
+        self.writes: list[tuple[int, torch.Tensor]] = []  # offset, and what has its memory there
+        self.total = 0
 
+    def add(
+        self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], sources: Sequence[torch.Tensor]
+    ) -> None:
+        """A result made of dense tensors, one after the other."""
+        at = self.total
+        self.results.append((dtype, at, size, stride))
+        for source in sources:
+            if not source.dim():
+                source = _dense(source)
+            self.writes.append((at, source))
+            at += source.nbytes
+        self.total = -(-at // _ALIGNMENT) * _ALIGNMENT
 
-def _piece(host: torch.Tensor) -> _Piece:
-    dense = _dense(host)
-    return _Piece(host.dtype, tuple(host.size()), tuple(dense.stride()), [dense])
-
-
-def _packed(pieces: Sequence[_Piece], device: torch.device) -> list[torch.Tensor]:
-    offsets, total = [], 0
-    for piece in pieces:
-        total = -(-total // _ALIGNMENT) * _ALIGNMENT
-        offsets.append(total)
-        total += piece.nbytes
-    # The allocator of pinned memory hands a block out again only when copies from it are done.
-    staging = torch.empty(total, dtype=torch.uint8, pin_memory=True)
-    for piece, offset in zip(pieces, offsets, strict=True):
-        if len(piece.sources) == 1:
-            ctypes.memmove(staging.data_ptr() + offset, piece.sources[0].data_ptr(), piece.nbytes)
+    def to(self, device: torch.device) -> list[torch.Tensor]:
+        """All results, after one copy that does not wait."""
+        if not self.results:
+            return []
+        # The allocator of pinned memory hands a block out again only when copies from it are done.
+        if len(self.results) == 1:
+            dtype, _, size, stride = self.results[0]
+            staging = torch.empty_strided(size, stride, dtype=dtype, pin_memory=True)
         else:
-            torch.stack(piece.sources, out=staging[offset : offset + piece.nbytes].view(piece.dtype))
-    memory = torch.empty(total, dtype=torch.uint8, device=device)
-    memory.copy_(staging, non_blocking=True)
-    storage = memory.untyped_storage()
-    return [
-        torch.empty(0, dtype=piece.dtype, device=device).set_(
-            storage, offset // piece.dtype.itemsize, piece.size, piece.stride
-        )
-        for piece, offset in zip(pieces, offsets, strict=True)
-    ]
+            staging = torch.empty(self.total, dtype=torch.uint8, pin_memory=True)
+        base = staging.data_ptr()
+        for offset, source in self.writes:
+            _memmove(base + offset, source.data_ptr(), source.nbytes)
+        memory = staging.to(device, non_blocking=True)
+        if len(self.results) == 1:
+            return [memory]
+        typed = {dtype: memory.view(dtype) for dtype, *_ in self.results}
+        return [
+            _reinterpret(typed[dtype], size, stride, offset // dtype.itemsize)
+            for dtype, offset, size, stride in self.results
+        ]
 
 
 def _dense(host: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of it, whose elements follow each other in memory in the order of its strides."""
-    if host.is_conj() or host.is_neg():
-        host = host.resolve_conj().resolve_neg()
-    if host._is_zerotensor():
-        host = host.clone()  # it has no memory
+    if host.is_conj() or host.is_neg() or host._is_zerotensor():  # the last has no memory
+        host = host.detach().resolve_conj().resolve_neg().clone()
     if host.is_contiguous():
         return host
     like = torch.empty_like(host)  # keeps the strides of a dense tensor
-    return host if like.stride() == host.stride() else like.copy_(host)
+    return host if like.stride() == host.stride() else like.copy_(host.detach())
 
 
 def _copied(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """By a copy that waits: the host's memory may be pinned, and written again at once."""
-    return torch.empty_like(host, device=device).copy_(host)
+    return torch.empty_like(host, device=device).copy_(host.detach())
 
 
 def _frozen(group: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -19,6 +19,7 @@ from pygraph_inductor.codegen.control_flow import CONTROL_FLOW
 from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.codegen.graph_pass import GraphPass
 from pygraph_inductor.codegen.order import uploads_first
+from pygraph_inductor.replay.uploads import upload
 from pygraph_inductor.seams import compilation, compile_fx
 from pygraph_inductor.transform import apply as applying
 from pygraph_inductor.transform.operators import UPLOAD
@@ -107,6 +108,13 @@ def test_without_them_it_is_otherwise(cuda, tmp_path, function, specs):
     assert on_host
     [facts] = pygraph_inductor.report().graphs
     assert facts.rewrites == []
+
+
+def test_upload_is_called_without_the_dispatcher(cuda, tmp_path):
+    generated = made(index, *CASES.args[1][3][1], folder=tmp_path)
+    assert " = pygraph_upload([], [host_1], " in generated.source
+    assert "upload.default(" not in generated.source
+    assert vars(generated.modules[0])["pygraph_upload"] is upload
 
 
 def _as_late_as_possible(nodes, *args):

@@ -392,6 +392,12 @@ def test_uploads_are_what_copies_would_be():
         assert torch.equal(result.cpu(), host)
         assert result.data_ptr() % 16 == 0
     assert upload([], [], device) == []
+    for host in hosts:
+        [alone] = upload([], [host], device)
+        assert alone.stride() == torch.empty_like(host).stride() and torch.equal(alone.cpu(), host)
+    for scalar in scalars:
+        [number] = upload([scalar], [], device)
+        assert number.device == device and number.dtype == scalar.dtype and number.tolist() == [scalar.item()]
 
 
 def test_numbers_in_a_capture_of_the_user_are_frozen_as_in_eager():

@@ -107,7 +107,10 @@ class _Packing:
             staging = torch.empty(self.total, dtype=torch.uint8, pin_memory=True)
         base = staging.data_ptr()
         for offset, source in self.writes:
-            _memmove(base + offset, source.data_ptr(), source.nbytes)
+            address = source.data_ptr()
+            if not (base and address):
+                raise RuntimeError("there is no memory behind a tensor that is to be uploaded: it is a fake one")
+            _memmove(base + offset, address, source.nbytes)
         memory = staging.to(device, non_blocking=True)
         if len(self.results) == 1:
             return [memory]

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph_inductor.replay.uploads import _ALIGNMENT, STAGED_BYTES, by_dtype, upload
 from tests.pinned import CUDA, to_nowhere
@@ -121,6 +122,14 @@ def test_results_have_versions_and_no_history_of_their_own() -> None:
     assert one._base is None and other._base is None
     one.add_(1)
     assert (one._version, other._version) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_fake_tensors_have_nothing_to_upload() -> None:
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    with to_nowhere(), pytest.raises(RuntimeError, match="fake"):
+        upload([], [fake], CUDA)
 
 
 def test_nothing_is_nothing() -> None:

@@ -140,6 +140,7 @@ def _can_be_mirrored(host: torch.Tensor) -> bool:
         host.device.type == "cpu"
         and host.layout is torch.strided
         and host.nbytes > 0
+        and bool(host.storage_offset() * host.itemsize + host.nbytes <= host.untyped_storage().nbytes())
         and not (host.is_quantized or host.is_conj() or host.is_neg() or host._is_zerotensor())
         and torch.empty_like(host, device="meta").stride() == host.stride()
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -231,6 +233,32 @@ def test_memory_that_does_not_hold_the_values_is_uploaded(host):
     function.call([host])
     [copy] = function.given
     assert torch.equal(copy.resolve_conj().resolve_neg(), host.resolve_conj().resolve_neg()) and held(CPU) == 0
+
+
+def test_memory_that_was_taken_away_is_not_read():
+    """As sharded training does with parameters between their uses."""
+    function, host = Function(), torch.rand(1000)
+    function(host)
+    host.untyped_storage().resize_(0)
+    with upload_noted() as asked:
+        function.call([host])
+    assert asked == [host.size()]
+    host.untyped_storage().resize_(4000)
+    host.fill_(3)
+    function(host)
+
+
+@contextlib.contextmanager
+def upload_noted() -> Iterator[list[Any]]:
+    """Nothing is read; the sizes of what should have been uploaded are noted."""
+    asked: list[Any] = []
+
+    def upload(hosts: Any, device: torch.device) -> list[torch.Tensor]:
+        asked.extend(host.size() for host in hosts)
+        return [torch.empty(host.size()) for host in hosts]
+
+    with mock.patch.object(mirrors, "_uploaded", upload):
+        yield asked
 
 
 def test_no_memory_for_a_mirror_is_no_error(monkeypatch):

@@ -17,7 +17,8 @@ from pygraph_inductor.transform.apply import put_outputs_back
 from pygraph_inductor.transform.reads_of_written import keep_apart
 
 _PACKAGE = Path(__file__).parent.parent
-_FILES = tuple(str(path) for folder in ("codegen", "transform") for path in sorted((_PACKAGE / folder).glob("*.py")))
+_FOLDERS = ("codegen", "partition", "transform")
+_FILES = tuple(str(path) for folder in _FOLDERS for path in sorted((_PACKAGE / folder).glob("*.py")))
 
 
 class GraphPass(CustomGraphModulePass):

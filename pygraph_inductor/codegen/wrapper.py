@@ -16,6 +16,7 @@ from torch._inductor.virtualized import V
 
 from pygraph_inductor.codegen import options
 from pygraph_inductor.codegen.control_flow import cut_at_control_flow
+from pygraph_inductor.codegen.fewer_pieces import fewest_pieces, hand_on_only_results
 from pygraph_inductor.codegen.order import uploads_first
 from pygraph_inductor.codegen.visible import visible_count
 from pygraph_inductor.partition.cuts import counts, cuts_of
@@ -82,7 +83,9 @@ class Wrapper(PythonWrapperCodegen):
     def push_codegened_graph(self, graph: Any) -> None:
         """Called for a module once its nodes are in order, and before any code is generated for them."""
         if graph is V.graph:
+            fewest_pieces(graph.scheduler)
             uploads_first(graph.scheduler)
+            hand_on_only_results(graph.scheduler)
         super().push_codegened_graph(graph)
 
     def generate_fallback_kernel(self, node: Any) -> None:

@@ -117,6 +117,11 @@ ROWS = (
         ),
     ),
     Row(
+        "torch._inductor.scheduler",
+        "Scheduler.get_graph_partition_signature",
+        _same("self, partitions, skip_cudagraphs"),
+    ),
+    Row(
         f"{_CODEGEN}.wrapper",
         "PythonWrapperCodegen.create",
         _same("is_subgraph, subgraph_name, parent_wrapper, partition_signatures"),

@@ -67,8 +67,8 @@ def positions(x):
 
 
 def schedule(x, table, step):
-    # table[step] takes the number out of a 0-d tensor, and Inductor 2.11 brings table[step[None]]'s index to the device,
-    # but not its table: stock can do neither.
+    # Of a 0-d step, table[step] takes the number out, and Inductor 2.11 brings the index of table[step[None]] to the
+    # device, but not its table: stock can do neither.
     level = table[step][0]
     return x * level.sqrt().to(x.device) + (1 - level).sqrt().to(x.device)
 

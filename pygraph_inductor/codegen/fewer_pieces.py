@@ -172,7 +172,7 @@ def hand_on_only_results(scheduler: Any) -> None:
 
     Inductor lets them return every input that is needed later, since its graphs have them at other addresses.
     """
-    if not (inductor_config.triton.cudagraphs and inductor_config.graph_partition):
+    if ORDER not in switches.on() or not (inductor_config.triton.cudagraphs and inductor_config.graph_partition):
         return
     scheduler.get_graph_partition_signature = functools.partial(_results_only, scheduler.get_graph_partition_signature)
 

@@ -66,6 +66,12 @@ def pieces_of(function: Any, *specs: Any, folder: Any, **kwargs: Any) -> tuple[i
     return pygraph_inductor.report().graphs[-1].pieces, generated.source
 
 
+@pytest.fixture(autouse=True)
+def ordered():
+    with config.patch(transform_order=True):
+        yield
+
+
 @pytest.fixture
 def as_stock_leaves_it(monkeypatch):
     """Where memory forbids it, as small functions are to it, Inductor does not touch the order."""

@@ -38,6 +38,12 @@ def three_chains(x, y, z):
     return tuple(results)
 
 
+@pytest.fixture(autouse=True)
+def in_fewest_pieces():
+    with config.patch(transform_order=True):
+        yield
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 def test_independent_chains_share_their_pieces(ordered):
     counting = Counting()

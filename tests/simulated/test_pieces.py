@@ -16,6 +16,7 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.scheduler import Scheduler
 
+import pygraph_inductor
 from pygraph_inductor.codegen import fewer_pieces, registration
 from pygraph_inductor.partition import order
 from tests.simulated import two_ways
@@ -126,7 +127,8 @@ def steps(function: Callable[..., Any]) -> Callable[[], Callable[[int], Any]]:
 
 def test_random_pieces_give_what_one_piece_gives(monkeypatch):
     rule = Rule(monkeypatch)
-    with inductor_config.patch(fx_graph_cache=False, fallback_random=True):
+    ordered = pygraph_inductor.config.patch(transform_order=True)
+    with ordered, inductor_config.patch(fx_graph_cache=False, fallback_random=True):
         for seed in [LOST, *(f"{SEED} {number}" for number in range(PROGRAMS))]:
             rule.seed = seed
             two_ways.check(steps(drawn(random.Random(rule.seed))), calls=4, functions=None)

@@ -14,14 +14,15 @@ from pygraph_inductor.seams import declines, install, table
 
 
 @pytest.fixture
-def uninstalled():
+def uninstalled(monkeypatch):
     """Begin and end with stock functions in place and nothing noted; installed again afterwards."""
     pygraph_inductor.disable()
     declines.clear()
     yield
+    monkeypatch.undo()  # with a table or a version that the test made up, nothing would be installed again
     pygraph_inductor.disable()
     declines.clear()
-    pygraph_inductor.enable()
+    assert pygraph_inductor.enable()
 
 
 def stock_functions() -> list[object]:

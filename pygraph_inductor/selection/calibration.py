@@ -11,8 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import filelock
 
 from pygraph_inductor.driver.protocol import Driver
+from pygraph_inductor.selection import json_file
 from pygraph_inductor.selection.cost_model import Coefficients
 
 LOGGER = logging.getLogger("pygraph_inductor")
@@ -66,14 +65,7 @@ def write(driver: Driver, folder: str, measured: Coefficients) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, "identity": driver.identity(), "coefficients": measured.to_dict()}
     with filelock.FileLock(str(path.parent / ".lock"), timeout=_PATIENCE):
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        json_file.replace(path, content)
     with _lock:
         _known.clear()
     return path

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
+
+from pygraph_inductor.selection import json_file
 
 LOGGER = logging.getLogger("pygraph_inductor")
 FORMAT = 1
@@ -83,7 +83,7 @@ class Store:
                 before = self._load(self._path(stored.key.digest))
                 if before is not None and before.pinned and not stored.pinned:
                     return False
-                self._replace(self._path(stored.key.digest), stored.to_dict())
+                json_file.replace(self._path(stored.key.digest), stored.to_dict())
                 return True
         except (OSError, filelock.Timeout) as error:
             _warn(self._folder, f"decisions cannot be written ({_brief(error)})")
@@ -118,16 +118,6 @@ class Store:
     def _locked(self) -> Any:
         self._folder.mkdir(parents=True, exist_ok=True)
         return filelock.FileLock(str(self._folder / ".lock"), timeout=_PATIENCE)
-
-    def _replace(self, path: Path, content: Mapping[str, Any]) -> None:
-        handle, name = tempfile.mkstemp(dir=self._folder, prefix=path.stem, suffix=".new")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
 
     def _load(self, path: Path) -> Stored | None:
         try:

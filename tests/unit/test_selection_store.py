@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pygraph_inductor.selection import json_file
 from pygraph_inductor.selection import store as store_module
 from pygraph_inductor.selection.store import Key, Store, Stored
 
@@ -113,7 +114,7 @@ def test_read_only_folder_is_read_and_not_written(store, caplog, monkeypatch, wh
     def refused(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(store_module.tempfile if what == "mkstemp" else store_module.filelock, what, refused)
+    monkeypatch.setattr(json_file.tempfile if what == "mkstemp" else store_module.filelock, what, refused)
     assert not store.write(stored("new")) and store.read(stored().key) == stored()
     assert len(caplog.records) == 1
 
@@ -157,7 +158,7 @@ def test_pin_is_kept_against_what_is_measured(store):
 
 def test_interrupted_write_leaves_the_old_decision(store, monkeypatch):
     store.write(stored())
-    monkeypatch.setattr(store_module.os, "replace", lambda *names: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(json_file.os, "replace", lambda *names: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         store.write(stored(chosen="graph"))
     assert store.read(stored().key) == stored()

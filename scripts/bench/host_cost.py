@@ -199,10 +199,20 @@ def run(rounds: int, commit: str | None) -> dict[str, Any]:
     }
 
 
+_ABOUT_FLOOR = (
+    "; `replay` is the plain call captured whole and replayed raw;"
+    " the floor is nothing, the outputs and the raw replay."
+)
+
+
 def page(result: dict[str, Any]) -> str:
     """The numbers as a page of Markdown."""
     where = result["environment"]
-    names = [variant.name for variant in COMPARED]
+    rows = result["rows"]
+    # What was measured before raw replays were has no such columns.
+    columns = [*(variant.name for variant in COMPARED), "floor"]
+    names = [name for name in columns if all(name in variants for variants in rows.values())]
+    over = ["ours over the floor"] if "floor" in names else []
     lines = [
         "# What one call costs the host",
         "",
@@ -211,16 +221,17 @@ def page(result: dict[str, Any]) -> str:
         f"{where['gpu']}, {where['cpu']}, torch {where['torch']}, driver {where['driver']}, commit"
         f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"
         f" {result['calls_per_burst']} calls with new input tensors; in brackets the latency of one call. `nothing` is"
-        " a compiled function of the same signature that launches nothing; `inductor` is without graphs; `replay` is"
-        " the plain call captured whole and replayed raw; the floor is nothing, the outputs and the raw replay.",
+        " a compiled function of the same signature that launches nothing; `inductor` is without graphs"
+        + (_ABOUT_FLOOR if over else "."),
         "",
-        "| | " + " | ".join(names) + " | floor | ours over the floor |",
-        "|---" * (len(names) + 3) + "|",
+        "| | " + " | ".join([*names, *over]) + " |",
+        "|---" * (len(names) + len(over) + 1) + "|",
     ]
-    for name, variants in result["rows"].items():
-        cells = [f"{variants[v]['host']:.0f} ({variants[v]['latency']:.0f})" for v in [*names, "floor"]]
-        over = variants[OURS.name]["host"] - variants["floor"]["host"]
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {over:+.0f} |")
+    for name, variants in rows.items():
+        cells = [f"{variants[v]['host']:.0f} ({variants[v]['latency']:.0f})" for v in names]
+        if over:
+            cells.append(f"{variants[OURS.name]['host'] - variants['floor']['host']:+.0f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -66,8 +66,8 @@ class Player:
 
         An executable graph accepts a new address for a copy only if the one it was instantiated with is memory of the
         same kind, and stand-ins are not (cuGraphExecMemcpyNodeSetParams: CUDA_ERROR_INVALID_VALUE). Kernels accept
-        it, but a graph that was instantiated with addresses of mapped ranges stays slower for ever (2 % of 120
-        kernels of 6 us on an H200). What `known` says is left alone: the first replay tells the executable graph
+        it, but a graph that was instantiated with addresses of mapped ranges was slower for
+        ever in an experiment. What `known` says is left alone: the first replay tells the executable graph
         everything once more, so that a refusal is found before the recording is trusted.
         """
         nodes = self._graph.nodes

@@ -63,8 +63,8 @@ transform_items: bool = environment.flag("transform_items", True)
 transform_control_flow: bool = environment.flag("transform_control_flow", True)
 
 # Nodes are put in an order in which a function falls into fewer graphs than Inductor would make of it, and those hand
-# on only what they computed. Off until it has run on a GPU.
-transform_order: bool = environment.flag("transform_order", False)
+# on only what they computed.
+transform_order: bool = environment.flag("transform_order", True)
 
 # CPU constants of a graph that are used on the device: one copy there, made when the graph is compiled.
 transform_constants: bool = environment.flag("transform_constants", True)

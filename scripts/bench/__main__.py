@@ -52,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seconds", type=float, default=6.0, help="timing per workload, all variants together")
     one.add_argument("--limit", type=float, default=300.0, help="seconds that one process may take")
     one.add_argument("--jobs", type=int, default=0, help="processes side by side (0: by the number of cores)")
+    one.add_argument(
+        "--batch", type=int, default=0, help="workloads prepared together (0: by jobs); all must fit the GPU"
+    )
     one.add_argument("--variants", default="", help=f"comma-separated, of: {', '.join(VARIANTS)}")
     one.add_argument("--ablation", action="store_true", help="ours again with each technique switched off")
     one.add_argument("--cold", action="store_true", help="compile each variant from an empty cache, to time compiling")
@@ -129,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
         budget=options.budget_minutes * 60 if options.budget_minutes else None,
         limit=options.limit,
         jobs=jobs,
-        batch=jobs if simulated else min(12, 3 * jobs),
+        batch=options.batch or (jobs if simulated else min(12, 3 * jobs)),
         cold=options.cold,
         probe=not options.no_probe,
         again=options.again,

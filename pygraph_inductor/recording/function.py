@@ -383,7 +383,7 @@ class RecordedFunction:
         try:
             kinds = [node.kind.value for node in recording.graph.nodes]
             known = coefficients(self._driver, self._facts.decisions_folder)
-            prediction = predict(recording.player.plan, kinds, known)
+            prediction = predict(recording.player.plan, kinds, known, recording.log.twins)
             found = self._selector.begin(_call_key(key), recording_ns, recording.pool.nbytes, prediction)
             if isinstance(found, Measurement):
                 recording.measurement = found

@@ -55,6 +55,15 @@ class VariantFacts:
 
 
 @dataclass
+class ExpectedFacts:
+    """What the cost model expected of one way to answer calls, before any was timed."""
+
+    name: str
+    host_us: float
+    added_us: float  # to the device's work, beyond the kernels that all variants run
+
+
+@dataclass
 class DecisionFacts:
     """Whether calls of one size class come from a graph, and why."""
 
@@ -65,6 +74,8 @@ class DecisionFacts:
     variants: list[VariantFacts] = field(default_factory=list)
     digest: str = ""  # by which pygraph_inductor.decisions knows it; empty if it is not kept
     examinations: int = 0  # how often it was measured again because calls had come to cost something else
+    expected: list[ExpectedFacts] = field(default_factory=list)  # empty if nothing was recorded
+    plain_host_at_most_us: float | None = None  # the model's bound, by which graphs are ruled out unmeasured
 
 
 @dataclass
@@ -107,7 +118,9 @@ class FunctionFacts:
             dataclasses.replace(one, nodes=dict(one.nodes), slots=dict(one.slots)) for one in list(self.recordings)
         ]
         decisions = [
-            dataclasses.replace(one, variants=[dataclasses.replace(variant) for variant in one.variants])
+            dataclasses.replace(
+                one, variants=[dataclasses.replace(variant) for variant in one.variants], expected=list(one.expected)
+            )
             for one in list(self.decisions)
         ]
         return dataclasses.replace(self, recordings=recordings, reasons=list(self.reasons), decisions=decisions)

@@ -12,7 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pygraph_inductor.reporting.facts import FunctionFacts, GraphFacts, RecordingFacts, Report
+    from pygraph_inductor.reporting.facts import (
+        DecisionFacts,
+        ExpectedFacts,
+        FunctionFacts,
+        GraphFacts,
+        RecordingFacts,
+        Report,
+    )
 
 WIDTH = 140  # at least, so that no cell is squeezed beyond reading; a narrower terminal wraps lines
 
@@ -20,6 +27,9 @@ WIDTH = 140  # at least, so that no cell is squeezed beyond reading; a narrower 
 def report_text(report: Report) -> str:
     """The whole report as text."""
     parts: list[RenderableType] = [functions_table(report.functions)]
+    measured = [one for one in report.functions if any(decision.variants for decision in one.decisions)]
+    if measured:
+        parts.append(decisions_table(measured))
     parts += [line for graph in report.graphs for line in graph_lines(graph)]
     parts += [line for function in report.functions for line in engine_lines(function)]
     parts += [f"{name}: {value}" for name, value in report.installed.items()]
@@ -79,7 +89,7 @@ def decisions_table(functions: Iterable[FunctionFacts]) -> Table:
     table = Table(title="graph or plain call", title_justify="left")
     for heading in ("graph", "sizes", "variant"):
         table.add_column(heading, overflow="fold")
-    for heading in ("rounds", "host µs", "device µs", "cost µs", "spread µs"):
+    for heading in ("rounds", "host µs", "expected", "device µs", "cost µs", "spread µs"):
         table.add_column(heading, justify="right")
     for heading in ("chosen", "why"):
         table.add_column(heading, overflow="fold")
@@ -88,17 +98,38 @@ def decisions_table(functions: Iterable[FunctionFacts]) -> Table:
             chosen = decision.chosen or "not yet"
             why = f"{decision.origin}: {decision.reason}" if decision.origin else decision.reason
             head = (function.name, decision.sizes or "-")
-            if not decision.variants:
-                add_text_row(table, *head, *["-"] * 6, chosen, why)
-            for number, variant in enumerate(decision.variants):
-                figures = (variant.host_us, variant.device_us, variant.cost_us, variant.spread_us)
-                cells = (variant.name, str(variant.rounds), *(f"{figure:.1f}" for figure in figures))
+            rows = variant_rows(decision) or [("-",) * _FIGURES]
+            for number, cells in enumerate(rows):
                 add_text_row(
                     table, *(head if number == 0 else ("", "")), *cells, *([chosen, why] if number == 0 else [])
                 )
         if not function.decisions:
-            add_text_row(table, function.name, *["-"] * 7, "-", function.verdict)
+            add_text_row(table, function.name, "-", *["-"] * _FIGURES, "-", function.verdict)
     return table
+
+
+_FIGURES = 7  # cells of a variant
+
+
+def variant_rows(decision: DecisionFacts) -> list[tuple[str, ...]]:
+    """A row for each variant that was timed, or of which the cost model expected something: what was, and that."""
+    measured = {one.name: one for one in decision.variants}
+    expected = {one.name: one for one in decision.expected}
+    rows = []
+    for name in dict.fromkeys([*measured, *expected]):
+        one, beside = measured.get(name), expected.get(name)
+        figures = (one.host_us, one.device_us, one.cost_us, one.spread_us) if one else (None,) * 4
+        host, *others = ("-" if figure is None else f"{figure:.1f}" for figure in figures)
+        rows.append((name, str(one.rounds) if one else "-", host, expected_cell(beside), *others))
+    return rows
+
+
+def expected_cell(expected: ExpectedFacts | None) -> str:
+    """The host's time by the cost model, and what the variant adds to the device's, where it adds something."""
+    if expected is None:
+        return "-"
+    added = f", device +{expected.added_us:.1f}" if expected.added_us else ""
+    return f"{expected.host_us:.1f}{added}"
 
 
 def add_text_row(table: Table, *cells: str) -> None:

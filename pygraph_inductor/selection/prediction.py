@@ -1,7 +1,8 @@
-"""What need not be measured, because the answer is certain: graphs that cannot win, by the cost model's coefficients.
+"""What the cost model expects of each way to answer a call, and what need not be measured because it is certain.
 
 A graph runs the kernels of the plain call, and copies of its staged tensors besides. If these keep the device busy
 for longer than launching everything plainly can take the host, then the graph's time is above both of the plain call's.
+That is a bound. What is expected is no bound: reports show it beside what was measured, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pygraph_inductor.replay.plan import Engine, Plan
-from pygraph_inductor.selection.cost_model import Coefficients
+from pygraph_inductor.replay.plan import Engine, Plan, Slot
+from pygraph_inductor.selection.cost_model import PER_TABLE_NODE, Coefficients
+from pygraph_inductor.selection.judge import Variant
 
 # The most that one launch from generated code costs, in µs (25 to 50 were measured on an H200's host).
 MOST_A_LAUNCH = 60.0
+# What is expected, in µs on the host, from the same machine (docs/benchmarks/host_cost.md): a launch from generated
+# code with what surrounds it, a replay by the launcher in C, and the tensor of one output.
+A_LAUNCH = 16.0
+A_REPLAY = 4.0
+AN_OUTPUT = 2.5
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a call is expected to cost by one variant, in µs: the host's time, and what the variant adds to the
+    device's work beyond the kernels that all variants run."""
+
+    variant: Variant
+    host: float
+    added: float
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,7 @@ class Prediction:
 
     added: float
     launching: float
+    expected: tuple[Expected, ...] = ()
 
     @property
     def hopeless(self) -> str | None:
@@ -35,12 +53,32 @@ class Prediction:
         return None
 
 
-def predict(plan: Plan, kinds: Iterable[str], coefficients: Coefficients) -> Prediction:
-    """Bounds for a recorded graph; `kinds` are those of its nodes."""
-    copied = 0
-    for slot in plan.slots:
-        if slot.engine is Engine.COPY:
-            both_ways = slot.written and not slot.is_output
-            copied += slot.layout.span * (2 if both_ways else 1)
+def predict(plan: Plan, kinds: Iterable[str], coefficients: Coefficients, twins: int = 0) -> Prediction:
+    """What is known in advance about a recorded graph; `kinds` are those of its nodes, `twins` counts such kernels."""
+    added = _copied(slot for slot in plan.slots if slot.engine is Engine.COPY) / coefficients.bytes_per_us
     launches = sum(kind != "empty" for kind in kinds)
-    return Prediction(copied / coefficients.bytes_per_us, MOST_A_LAUNCH * launches)
+    expected = (_of_graph(plan, twins, coefficients), Expected(Variant.PLAIN, A_LAUNCH * launches, 0.0))
+    return Prediction(added, MOST_A_LAUNCH * launches, expected)
+
+
+def _of_graph(plan: Plan, twins: int, c: Coefficients) -> Expected:
+    """A replay whose slots have all moved that are expected to."""
+    told = [slot for slot in plan.slots if slot.engine in (Engine.PATCH, Engine.INDIRECT)]
+    updated = len({binding.node for slot in told for binding in slot.bindings})
+    indirect = sum(slot.engine is Engine.INDIRECT for slot in told)
+    staged = [slot for slot in plan.slots if slot.engine is Engine.COPY]
+    host = A_REPLAY + AN_OUTPUT * len(plan.allocations) + c.node_update * updated
+    if staged:
+        host += c.python_replay + c.copy_launch * sum(map(_copies, staged))
+    tables = -(-indirect // PER_TABLE_NODE)
+    added = c.table_node * tables + c.indirect_load * twins + _copied(staged) / c.bytes_per_us
+    return Expected(Variant.GRAPH, host, added)
+
+
+def _copies(slot: Slot) -> int:
+    return 2 if slot.written and not slot.is_output else 1
+
+
+def _copied(staged: Iterable[Slot]) -> int:
+    """Bytes that are copied for these slots, both ways where they are written."""
+    return sum(slot.layout.span * _copies(slot) for slot in staged)

@@ -17,7 +17,7 @@ import torch
 from pygraph_inductor.driver.protocol import Driver
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.replay import native
-from pygraph_inductor.reporting.facts import DecisionFacts, FunctionFacts, VariantFacts
+from pygraph_inductor.reporting.facts import DecisionFacts, ExpectedFacts, FunctionFacts, VariantFacts
 from pygraph_inductor.selection.classes import size_class
 from pygraph_inductor.selection.drift import Watch
 from pygraph_inductor.selection.judge import Measured, Rules, Variant, Verdict
@@ -91,6 +91,9 @@ class Selector:
         if settings.max_graph_memory and (taken := pool_bytes()) > settings.max_graph_memory:
             limit = f"config.max_graph_memory allows {settings.max_graph_memory}"
             return Choice(Variant.PLAIN, f"with it graphs would take {taken} bytes, {limit}", "not measured")
+        if prediction is not None:
+            with self._lock:
+                _note_expected(self._decision(sizes), prediction)
         if (choice := self.known(call_key)) is not None:
             return choice
         if self._driver.stopwatch() is None:
@@ -233,6 +236,13 @@ def _brief(sizes: str) -> str:
     """The first inputs of a size class."""
     parts = sizes.split("; ")
     return sizes if len(parts) <= 4 else "; ".join([*parts[:4], f"… {len(parts)} inputs"])
+
+
+def _note_expected(decision: DecisionFacts, prediction: Prediction) -> None:
+    decision.expected = [
+        ExpectedFacts(one.variant.value, round(one.host, 2), round(one.added, 2)) for one in prediction.expected
+    ]
+    decision.plain_host_at_most_us = round(prediction.launching, 2)
 
 
 def _shown(table: tuple[Measured, ...]) -> list[VariantFacts]:

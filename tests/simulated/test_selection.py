@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph_inductor import report
 from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedGraph
 from pygraph_inductor.recording.inputs import Refusal
 from pygraph_inductor.replay import native
+from pygraph_inductor.reporting.table import variant_rows
 from pygraph_inductor.selection import drift, selector
 from pygraph_inductor.selection.measuring import MAX_ROUNDS
 from pygraph_inductor.settings import Settings
@@ -101,6 +103,30 @@ def test_each_variant_is_timed_at_least_three_times_and_the_table_shows_it(clock
     table = {one.name: one for one in function.decision.variants}
     assert set(table) == {"plain", "graph"} and all(one.rounds >= 3 for one in table.values())
     assert (table["plain"].host_us, table["plain"].device_us, table["plain"].cost_us) == (250, 240, 250)
+
+
+def test_what_the_model_expected_is_reported_beside_what_was_measured(clock: Clock) -> None:
+    clock.plain = (250 * US, 240 * US)
+    function = Timed(body, clock, **WRITES)
+    calls(function, 4)
+    expected = {one.name: one for one in function.decision.expected}
+    assert set(expected) == {"plain", "graph"}, "it is there before anything is decided"
+    assert 0 < expected["graph"].host_us < expected["plain"].host_us < function.decision.plain_host_at_most_us
+    until_decided(function)
+    row = variant_rows(function.decision)
+    assert [cells[0] for cells in row] == ["graph", "plain"]
+    plain = row[1]
+    assert (plain[2], plain[3]) == ("250.0", f"{expected['plain'].host_us:.1f}")
+    text = str(report())
+    assert "expected" in text and "250.0" in text and plain[3] in text
+
+
+def test_choice_without_a_measurement_shows_what_was_expected(clock: Clock) -> None:
+    function = Timed(body, clock, **WRITES)
+    function.driver.clock = None
+    calls(function, 4)
+    rows = variant_rows(function.decision)
+    assert [cells[0] for cells in rows] == ["graph", "plain"] and all(cells[2] == "-" != cells[3] for cells in rows)
 
 
 def test_while_measuring_the_launcher_is_not_in_front_and_afterwards_it_is(clock: Clock) -> None:

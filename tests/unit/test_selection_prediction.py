@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pygraph_inductor.driver.protocol import Timing
 from pygraph_inductor.selection.cost_model import Coefficients
 from pygraph_inductor.selection.judge import Rules, Variant, judge
-from pygraph_inductor.selection.prediction import MOST_A_LAUNCH, Prediction, predict
+from pygraph_inductor.selection.prediction import A_LAUNCH, A_REPLAY, AN_OUTPUT, MOST_A_LAUNCH, Prediction, predict
 
 
 @settings(deadline=None)  # about values, and machines can be busy
@@ -47,3 +47,30 @@ def test_only_staged_slots_count_and_written_ones_twice():
         predict(Plan((), (), (), tuple), ["kernel", "empty", "memcpy"], Coefficients()).launching == 2 * MOST_A_LAUNCH
     )
     assert predict(Plan((), (), (), tuple), ["empty"], Coefficients()).hopeless == "it launches nothing"
+
+
+def test_expected_host_time_counts_launches_outputs_updated_nodes_and_staged_slots():
+    import torch
+
+    from pygraph_inductor.replay.plan import Allocation, Binding, Engine, Layout, Plan, Slot
+
+    layout = Layout((1 << 20,), (1,), torch.float32)
+
+    def slot(engine, *nodes, written=False):
+        return Slot(0, False, layout, engine, 0, written, tuple(Binding(node, 0, 0, 0) for node in nodes))
+
+    c = Coefficients(bytes_per_us=1 << 20)
+
+    def expected(*slots, twins=0, outputs=0):
+        plan = Plan(slots, (Allocation(layout, None),) * outputs, (), tuple)
+        found = {one.variant: one for one in predict(plan, ["kernel"] * 3, c, twins).expected}
+        assert found[Variant.PLAIN].host == 3 * A_LAUNCH and found[Variant.PLAIN].added == 0
+        return found[Variant.GRAPH]
+
+    assert expected(slot(Engine.STATIC, 0, 1)).host == A_REPLAY
+    shared = expected(slot(Engine.PATCH, 0, 1), slot(Engine.PATCH, 1), outputs=2)
+    assert shared.host == A_REPLAY + 2 * AN_OUTPUT + 2 * c.node_update and shared.added == 0
+    table = expected(slot(Engine.INDIRECT, 0), slot(Engine.INDIRECT, 0), twins=5)
+    assert table.host == A_REPLAY + c.node_update and table.added == c.table_node + 5 * c.indirect_load
+    staged = expected(slot(Engine.COPY), slot(Engine.COPY, written=True))
+    assert staged.host == A_REPLAY + c.python_replay + 3 * c.copy_launch and staged.added == 12

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.results import Graphs
+from scripts.bench.results import Decision, Estimate, Graphs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("torch", "triton", "transformers", "torchvision", "numpy")
@@ -140,6 +140,33 @@ def graphs_of(functions: Iterable[Any]) -> Graphs:
         graphs.decisions += [f"{one.chosen}: {one.reason} [{where}]" for one in function.decisions]
     graphs.slots = dict(sorted(slots.items()))
     return graphs
+
+
+def decisions_of(functions: Iterable[Any]) -> list[Decision]:
+    """What was decided about the functions, with the cost model's expectations beside what was measured."""
+    return [
+        Decision(
+            function=f"{function.kind} {function.name}" if function.kind not in function.name else function.name,
+            sizes=one.sizes,
+            chosen=one.chosen,
+            origin=one.origin,
+            reason=one.reason,
+            plain_host_at_most_us=one.plain_host_at_most_us,
+            variants=estimates_of(one),
+        )
+        for function in functions
+        for one in function.decisions
+    ]
+
+
+def estimates_of(decision: Any) -> list[Estimate]:
+    found: dict[str, Estimate] = {}
+    for one in decision.variants:
+        found[one.name] = Estimate(one.name, one.rounds, one.host_us, one.device_us, one.cost_us)
+    for one in decision.expected:
+        estimate = found.setdefault(one.name, Estimate(one.name))
+        estimate.expected_host_us, estimate.expected_added_us = one.host_us, one.added_us
+    return list(found.values())
 
 
 def steady_graphs(runner: Any, draw: Any, before: int, iterations: int = 2) -> Graphs:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import goals
+from scripts.bench import goals, model
 from scripts.bench.compare import times
 from scripts.bench.results import Result, VariantResult, commit_name, load
 from scripts.bench.stats import Ratio, geomean, ratio
@@ -76,6 +76,7 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         "differences": lambda: differences(main, paper),
         "ablation": lambda: ablation_table(main),
         "resources": lambda: resources_table(main),
+        "model": lambda: model_table(main),
         "accuracy": lambda: accuracy_table(main),
         "failures": lambda: failures([*main, *others]),
     }
@@ -328,6 +329,11 @@ def human_bytes(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:,.1f} {unit}"
     return f"{value:,.0f} B"
+
+
+def model_table(main: Sequence[Result]) -> str:
+    rows = model.rows(main)
+    return table(model.HEADS, rows) if rows else model.UNKNOWN
 
 
 def accuracy_table(main: Sequence[Result]) -> str:

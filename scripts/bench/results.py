@@ -102,6 +102,35 @@ class Graphs:
 
 
 @dataclass
+class Estimate:
+    """One way to answer a function's calls, in microseconds: what was measured, and what the cost model had expected.
+
+    `expected_added_us` is what it adds to the device's work.
+    """
+
+    name: str
+    rounds: int = 0
+    host_us: float | None = None
+    device_us: float | None = None
+    cost_us: float | None = None
+    expected_host_us: float | None = None
+    expected_added_us: float | None = None
+
+
+@dataclass
+class Decision:
+    """What the package decided about a function's calls of one size class, and from what."""
+
+    function: str
+    sizes: str
+    chosen: str
+    origin: str
+    reason: str
+    plain_host_at_most_us: float | None = None
+    variants: list[Estimate] = field(default_factory=list)
+
+
+@dataclass
 class VariantResult:
     """One variant of a workload. `status`: ok, failed, wrong, or not available, with the reason."""
 
@@ -113,6 +142,7 @@ class VariantResult:
     profile: Profile | None = None
     accuracy: Accuracy | None = None
     graphs: Graphs | None = None
+    decisions: list[Decision] = field(default_factory=list)
     skips: dict[str, int] = field(default_factory=dict)
 
 

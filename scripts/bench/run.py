@@ -264,6 +264,7 @@ class Run:
             for part in ("timing", "startup", "memory", "profile", "accuracy", "graphs"):
                 if getattr(new, part) is not None and getattr(known, part) is None:
                     setattr(known, part, getattr(new, part))
+            known.decisions = new.decisions or known.decisions  # the timing process's: the machine is quiet then
             known.skips |= new.skips
 
     def batch(self, batch: Sequence[Workload]) -> list[Result]:

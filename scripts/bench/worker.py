@@ -128,6 +128,7 @@ def probe(workload: Workload, variant: Variant, device: torch.device, cache: str
     result.skips = facts.dynamo_counters()
     if variant.ours:
         result.graphs = facts.steady_graphs(runner, draw, before=0)
+        result.decisions = facts.decisions_of(report_functions())
     found: dict[str, Any] = {"variants": {variant.name: encode(result)}}
     if variant == INDUCTOR:
         try:
@@ -178,6 +179,7 @@ class Timed:
         self.draw = Draw(self.setting)
         self.results: dict[str, VariantResult] = {}
         self.runners: dict[str, Runner] = {}
+        self.functions: dict[str, slice] = {}  # those in the package's report that a variant compiled
         self.wants_floor = FLOOR in variants
         for variant in variants:
             if variant != FLOOR:
@@ -208,7 +210,9 @@ class Timed:
             self.results[variant.name] = VariantResult("not available", reason)
             return
         settled = self.simulated or not variant.ours
+        before = len(report_functions())
         self.attempt(variant, lambda: self.keep(warm(variant, self.program, self.draw, self.simulated, settled)[0]))
+        self.functions[variant.name] = slice(before, len(report_functions()))
 
     def prepare_floor(self, plain: Runner) -> None:
         """Capture it; where that fails, it is found from the kernels later."""
@@ -243,6 +247,8 @@ class Timed:
         for runner in list(self.runners.values()):
             with preserved(self.program), active(runner.variant, self.simulated):
                 self.attempt(runner.variant, partial(settle, runner, self.draw))
+        for name, own in self.functions.items():
+            self.results[name].decisions = facts.decisions_of(report_functions()[own])
         before = len(report_functions())
         rounds = interleave(list(self.runners.values()), self.draw, self.device, seconds)
         for name, series in rounds.series.items():
@@ -287,6 +293,7 @@ def simulate(workload: Workload) -> dict[str, Any]:
                 result.status, result.reason = "wrong", wrong
             if variant.ours:
                 result.graphs = facts.steady_graphs(runner, Draw(setting, SEED + 9), before)
+                result.decisions = facts.decisions_of(report_functions()[before:])
         except Exception as error:
             traceback.print_exc()
             result.status, result.reason = "failed", one_line(error)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import facts, page, results
+from scripts.bench import facts, model, page, results
+from scripts.bench.stats import TIMES
 from tests.unit.bench_data import result
 
 GOLDEN = Path(__file__).with_name("golden") / "bench_page.md"
@@ -42,6 +43,28 @@ def test_rows_of_another_commit_are_marked_and_in_no_average():
     text = page.page(TEMPLATE, [*rows(), old], pool=False, plots={})
     assert "DLRM (ffffffffffff)" in text
     assert "pool" not in page.origin(main, others)
+
+
+def test_error_of_the_cost_model_is_on_the_page():
+    [row, every] = model.rows([result("TKE", 100, 90, 60, 50)])
+    factors = [f"{value}{TIMES}" for value in ("0.80", "1.25", "1.50", "1.50")]
+    assert row == ("TKE", "1", *factors, "1 of 1", "1 of 1")
+    assert every[1:] == row[1:]
+
+
+def test_expectation_that_is_wrong_about_order_and_bound_is_counted_as_such():
+    wrong = result("TKE", 100, 90, 60, 50)
+    [decision] = wrong.variants["ours"].decisions
+    decision.variants[0].expected_host_us, decision.plain_host_at_most_us = 500.0, 399.0
+    both = model.rows([wrong, result("EOS", 100, 90, 60, 50)])
+    assert [cells[-2:] for cells in both] == [("0 of 1", "0 of 1"), ("1 of 1", "1 of 1"), ("1 of 2", "1 of 2")]
+
+
+def test_decisions_that_were_not_measured_say_nothing_about_the_model():
+    unmeasured = result("TKE", 100, 90, 60, 50)
+    for one in unmeasured.variants["ours"].decisions[0].variants:
+        one.host_us = None
+    assert model.rows([unmeasured]) == [] and page.model_table([unmeasured]) == model.UNKNOWN
 
 
 def test_pooling_is_said():

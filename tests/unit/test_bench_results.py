@@ -44,6 +44,26 @@ def test_result_survives_json():
     assert results.from_json(json.loads(json.dumps(results.encode(one)))) == one
 
 
+def test_older_data_without_decisions_is_read():
+    data = results.encode(result("A", 100, 80, 50, 45))
+    for variant in data["variants"].values():
+        del variant["decisions"]
+    assert results.from_json(data).variants["ours"].decisions == []
+
+
+def test_decisions_keep_what_was_expected_beside_what_was_measured():
+    from pygraph_inductor.reporting.facts import DecisionFacts, ExpectedFacts, FunctionFacts, VariantFacts
+
+    decision = DecisionFacts("f32[4]", "graph", "cheaper", "measured", plain_host_at_most_us=60.0)
+    decision.variants = [VariantFacts("graph", 3, 5.0, 20.0, 20.0, 1.0)]
+    decision.expected = [ExpectedFacts("graph", 6.0, 1.5), ExpectedFacts("plain", 16.0, 0.0)]
+    [found] = facts.decisions_of([FunctionFacts("inference 0/0", "inference", "", "cpu", decisions=[decision])])
+    graph, plain = found.variants
+    assert (graph.host_us, graph.expected_host_us, graph.expected_added_us) == (5.0, 6.0, 1.5)
+    assert (plain.name, plain.host_us, plain.expected_host_us) == ("plain", None, 16.0)
+    assert (found.function, found.chosen, found.plain_host_at_most_us) == ("inference 0/0", "graph", 60.0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -15,7 +15,7 @@ from pygraph_inductor import config
 from scripts.bench import correct, results, run
 from scripts.bench.measure import Runner, interleave
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
-from scripts.bench.results import load
+from scripts.bench.results import VariantResult, load
 from scripts.bench.run import Options, Run, part
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, TECHNIQUES, VARIANTS, Variant, active, compiled, unavailable
 
@@ -49,11 +49,25 @@ def test_a_batch_is_probed_timed_and_written(options, monkeypatch):
     assert ours.startup is not None
     assert ours.graphs is not None
     assert ours.graphs.recordings == 1
+    [decision] = ours.decisions  # the CPU has no clock that says anything about a GPU
+    assert decision.origin == "not measured" and {one.name for one in decision.variants} == {"graph", "plain"}
+    assert all(one.host_us is None and one.expected_host_us for one in decision.variants)
 
     told.clear()
     again = Run(options, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
     assert again == found
     assert told == ["measured before"]
+
+
+def test_decisions_of_the_process_that_times_count(options):
+    """Probes run side by side, and decide in the noise of each other."""
+    work = Run(options, silent)
+    item = work.begin(all_workloads()["WIDE"])
+    for chosen in ("plain", "graph"):
+        decision = results.Decision("inference 0/0", "", chosen, "measured", "")
+        work.merge(item, {"variants": {"ours": results.encode(VariantResult(decisions=[decision]))}}, None)
+    work.merge(item, {"variants": {"ours": results.encode(VariantResult())}}, None)
+    assert [one.chosen for one in item.result.variants["ours"].decisions] == ["graph"]
 
 
 def test_what_does_not_end_is_ended_and_reported(options, monkeypatch):

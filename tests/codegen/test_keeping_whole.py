@@ -247,10 +247,10 @@ def test_error_of_the_program_itself_comes_through(cuda, tmp_path):
 
 
 def test_every_rewrite_has_a_knob_and_every_knob_a_rewrite():
-    every = applying.ALL | {CONTROL_FLOW}
+    every = applying.ALL | {CONTROL_FLOW, ORDER}
     assert settings.rewrites() == every
-    with config.patch(transform_order=True):
-        assert settings.rewrites() == every | {ORDER}
+    with config.patch(transform_order=False):
+        assert settings.rewrites() == every - {ORDER}
     with config.patch(transform=False):
         assert settings.rewrites() == frozenset()
     with config.patch(transform_uploads=False):

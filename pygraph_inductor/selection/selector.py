@@ -58,6 +58,8 @@ class Selector:
         self._examinations: dict[str, int] = {}
         self._incumbents: dict[str, Variant] = {}
         self._lock = threading.Lock()
+        if self._store() is not None:
+            _versions()  # takes a millisecond, once, which no call has to wait for while compiling takes seconds
 
     def known(self, call_key: tuple[Hashable, ...]) -> Choice | None:
         """The choice for calls of this key, if this process or an earlier one has made it."""

@@ -1,0 +1,272 @@
+"""Decisions made in one process, judged in a fresh one: are they right, and what did making and finding them cost.
+
+    python -m scripts.bench.judge TKE EOS DLRM MLP8 --out docs/benchmarks/judged.json --page docs/benchmarks/judged.md
+
+With `--read FILE` nothing is measured, and the page is made from that file. The first process compiles the workloads
+and decides, with an empty store; the second finds the decisions there and is timed in turns with no graphs, stock
+graphs, and graphs whether or not they pay. `--device cpu` runs tiny workloads on the simulated driver, for tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.bench import facts
+from scripts.bench.judging import ALWAYS, Deciding, Judged, Judging, decide, each, judge, prepare_process
+from scripts.bench.page import table
+from scripts.bench.registry import choose
+from scripts.bench.results import decode, encode, write_json
+from scripts.bench.stats import Ratio, ratio
+from scripts.bench.variants import INDUCTOR, OURS, STOCK
+
+USUAL = ("TKE", "EOS", "DLRM", "MLP8")
+SLOWER = 0.02  # than the better of no graphs and stock graphs
+COST = 0.05  # of measuring, as a share of compile time
+LOOKUP = 1000.0  # µs a graph
+STDERR = 2  # models print
+NEVER_MEASURED = ("stored", "pinned", "predicted")  # where decisions of a warm start come from
+
+
+@dataclass
+class Outcome:
+    """A whole run. `cold`: compiled with nothing in the cache, so that compile times are what users wait for."""
+
+    environment: dict[str, Any]
+    commit: dict[str, Any]
+    cold: bool
+    seconds: float
+    judged: list[Judged] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    device = torch.device(options.device)
+    if options.role:
+        half(options, device)
+        return 0
+    outcome = decode(Outcome, json.loads(options.read.read_text())) if options.read else run(options)
+    if options.out is not None:
+        write_json(options.out, encode(outcome))
+    if options.page is not None:
+        options.page.write_text(page(outcome))
+    print(page(outcome))
+    return 1 if any(one.reason for one in outcome.judged) else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("names", nargs="*", help=f"workloads ({' '.join(USUAL)})")
+    found.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    found.add_argument("--seconds", type=float, default=2.5, help="timing per workload, all variants together")
+    found.add_argument("--limit", type=float, default=600.0, help="seconds that one process may take")
+    found.add_argument("--cache", type=Path, help="compiled code of earlier runs; without it everything is compiled")
+    found.add_argument("--commit", help="the commit's name, where git cannot tell")
+    found.add_argument("--read", type=Path, help="a JSON file of an earlier run, in place of measuring")
+    found.add_argument("--out", type=Path, help="a JSON file for the numbers")
+    found.add_argument("--page", type=Path, help="a Markdown file for the tables")
+    found.add_argument("--role", choices=("decide", "judge"), help=argparse.SUPPRESS)
+    return found
+
+
+def half(options: argparse.Namespace, device: torch.device) -> None:
+    """One of the two processes: its answer is written anew after every workload."""
+    prepare_process(device)
+    found: list[Any] = []
+
+    def keep(one: Judged) -> None:
+        found.append(encode(one))
+        write_json(options.out, found)
+
+    def work(workload: Any) -> Judged:
+        if options.role == "decide":
+            return decide(workload, device)
+        return judge(workload, device, options.seconds)
+
+    if options.role == "decide":
+        import pygraph_inductor
+
+        pygraph_inductor.decisions.forget()
+    each(choose(options.names), work, keep)
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    """Both processes, one after the other, over one cache folder."""
+    names = [workload.name for workload in choose(options.names or USUAL)]
+    with tempfile.TemporaryDirectory() as folder:
+        cache = options.cache or Path(folder) / "cache"
+        halves = []
+        for role in ("decide", "judge"):
+            answer = Path(folder) / f"{role}.json"
+            command = [sys.executable, "-m", "scripts.bench.judge", *names, "--role", role, "--out", str(answer)]
+            command += ["--device", options.device, "--seconds", str(options.seconds)]
+            halves.append(answer_of(command, answer, cache, options.limit, names))
+        judged = [joined(*pair) for pair in zip(*halves, strict=True)]
+    cold = options.cache is None
+    return Outcome(facts.environment(options.device), facts.commit(options.commit), cold, options.seconds, judged)
+
+
+def answer_of(command: Sequence[str], answer: Path, cache: Path, limit: float, names: Sequence[str]) -> list[Judged]:
+    """What a process found for each workload; the reason where it did not get to it."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    why = "its process ended early"
+    try:
+        status = subprocess.run(command, cwd=facts.ROOT, env=environment, stdout=STDERR, timeout=limit).returncode
+        why += f" (exit status {status})"
+    except subprocess.TimeoutExpired:
+        why = f"not reached within {limit:.0f} s"
+    found = [decode(Judged, one) for one in json.loads(answer.read_text())] if answer.exists() else []
+    return found + [Judged(name, why) for name in names[len(found) :]]
+
+
+def joined(first: Judged, second: Judged) -> Judged:
+    return replace(first, reason=first.reason or second.reason, judging=second.judging)
+
+
+def over(judging: Judging, names: Sequence[str]) -> Ratio | None:
+    """Ours over the best of some variants, with its interval; None where none of them was timed."""
+    timed = [judging.timings[name] for name in names if name in judging.timings]
+    if not timed:
+        return None
+    best = min(timed, key=lambda timing: timing.throughput_us.median)
+    return ratio(judging.timings[OURS.name].rounds_throughput_us, best.rounds_throughput_us)
+
+
+def at_most(found: Ratio | None, limit: float) -> str:
+    """Whether a ratio is below a limit, as far as its interval tells."""
+    if found is None:
+        return "-"
+    return "yes" if found.high <= limit else "no" if found.low > limit else "unsure"
+
+
+def right(judging: Judging) -> str:
+    """Whether the stored decisions are as good as the better of deciding everything one way and the other."""
+    return at_most(over(judging, (INDUCTOR.name, ALWAYS.name)), 1 + SLOWER)
+
+
+def not_slower(judging: Judging) -> str:
+    return at_most(over(judging, (INDUCTOR.name, STOCK.name)), 1 + SLOWER)
+
+
+def kept(first: Deciding, second: Judging) -> bool:
+    """Whether the second process measured nothing and chose as the first one had."""
+    before = {(one.function, one.sizes): one.chosen for one in first.decisions}
+    after = {(one.function, one.sizes): one.chosen for one in second.decisions}
+    return before == after and all(one.origin in NEVER_MEASURED for one in second.decisions)
+
+
+def share_of_compiling(first: Deciding) -> float:
+    return first.measuring_s / first.compiling_s
+
+
+Both = tuple[Judged, Deciding, Judging]
+
+
+def page(outcome: Outcome) -> str:
+    """The numbers as a page of Markdown."""
+    where = outcome.environment
+    both: list[Both] = [(one, one.deciding, one.judging) for one in outcome.judged if one.deciding and one.judging]
+    lines = [
+        "# Decisions, judged in a fresh process",
+        "",
+        "Generated by `python -m scripts.bench.judge --read JSON --page …`.",
+        "",
+        f"{where.get('gpu') or where['device']}, {where['cpu']}, torch {where['torch']}, driver {where.get('driver')}, "
+        f"commit {outcome.commit['id']}. Ratios are of medians of rounds in which the variants took turns, with new "
+        "inputs for every iteration, with 95 % intervals.",
+        "",
+        goals(both) if both else "Nothing was judged.",
+        "",
+        "## Are the stored decisions right",
+        "",
+        "`right`: as fast as the better of no graphs and a graph for everything, within 2 %; `unsure` if the interval "
+        "holds that limit. `kept`: the second process chose as the first one had, and measured nothing.",
+        "",
+        table(RIGHT, [right_row(*one) for one in both], left=3),
+        "",
+        "## What deciding costs",
+        "",
+        "`measuring` is what the iterations until everything was decided took beyond as many steady ones; `compiling` "
+        f"the first call, from {'an empty' if outcome.cold else 'a shared'} cache. `finding` is how long a function of "
+        "the second process takes to find its stored decision: the median, and the longest (the first one in a process "
+        "also looks up device and versions).",
+        "",
+        table(COSTS, [cost_row(*one) for one in both]),
+    ]
+    failed = [(one.workload, one.reason) for one in outcome.judged if one.reason]
+    if failed:
+        lines += ["", "## What did not work", "", table(("workload", "reason"), failed, left=2)]
+    return "\n".join(lines) + "\n"
+
+
+RIGHT = ("workload", "decided", "kept", "over no graphs", "over stock", "over the better of both", "over the better of "
+         "none and always", "right")  # fmt: skip
+COSTS = ("workload", "compiling", "recording", "iterations", "measuring", "share of compiling", "finding")
+
+
+def right_row(one: Judged, first: Deciding, second: Judging) -> tuple[Any, ...]:
+    chosen = Counter(decision.chosen for decision in second.decisions)
+    ratios = ((INDUCTOR.name,), (STOCK.name,), (INDUCTOR.name, STOCK.name), (INDUCTOR.name, ALWAYS.name))
+    return (
+        one.workload,
+        ", ".join(f"{count} {name}" for name, count in sorted(chosen.items())) or "-",
+        "yes" if kept(first, second) else "no",
+        *(over(second, names) or "-" for names in ratios),
+        right(second),
+    )
+
+
+def cost_row(one: Judged, first: Deciding, second: Judging) -> tuple[Any, ...]:
+    found = second.lookups_us
+    finding = f"{statistics.median(found):.0f} us (longest {max(found):.0f} us)" if found else "-"
+    return (
+        one.workload,
+        f"{first.compiling_s:.1f} s",
+        f"{first.recording_s:.2f} s",
+        first.iterations,
+        f"{first.measuring_s * 1e3:.1f} ms",
+        f"{share_of_compiling(first):.2%}",
+        finding,
+    )
+
+
+def goals(both: Sequence[Both]) -> str:
+    """Each goal, over how many workloads it is met, and where not."""
+    rows = [
+        ("within 2 % of the better of no graphs and stock graphs", lambda _, second: not_slower(second)),
+        ("the stored decision is right", lambda _, second: right(second)),
+        ("a warm start measures nothing", lambda first, second: answer(kept(first, second))),
+        ("measuring costs below 5 % of compiling", lambda first, _: answer(share_of_compiling(first) < COST)),
+        ("a decision is found in under 1 ms", lambda _, second: in_time(second)),
+    ]
+    return table(("goal", "met", "not met, or unsure"), [goal_row(what, of, both) for what, of in rows], left=3)
+
+
+def goal_row(what: str, of: Callable[[Deciding, Judging], str], both: Sequence[Both]) -> tuple[str, str, str]:
+    answers = {one.workload: of(first, second) for one, first, second in both}
+    open_ = [f"{name}: {said}" for name, said in answers.items() if said != "yes"]
+    return what, f"{len(answers) - len(open_)} of {len(answers)}", ", ".join(open_) or "-"
+
+
+def in_time(second: Judging) -> str:
+    return answer(statistics.median(second.lookups_us) < LOOKUP) if second.lookups_us else "-"
+
+
+def answer(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

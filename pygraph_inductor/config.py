@@ -34,7 +34,7 @@ objective: str = environment.word("objective", "auto")
 # The part of a call's cost that a graph has to save to be worth its memory.
 min_gain: float = environment.fraction("min_gain", 0.02)
 
-# What measuring may cost, as a part of the time that recording took. A few rounds are always measured.
+# What measuring may cost, as a part of the time that compiling and recording took. A few rounds are always measured.
 measure_budget: float = environment.fraction("measure_budget", 0.02)
 
 # Bytes that the intermediates of all graphs of one stream may take. A recording beyond it is given up. 0: no limit.

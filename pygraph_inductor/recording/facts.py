@@ -59,3 +59,5 @@ class Facts:
     # Names the generated code, alike in every process; and the folder where decisions about it are kept. None: nowhere.
     graph_hash: str | None = None
     decisions_folder: str | None = None
+    # What compiling it took; functions of one graph share it evenly. 0: a cache answered, or it is not known.
+    compile_ns: int = 0

@@ -37,6 +37,8 @@ class Compilation:
     # torch._dynamo.override_cudagraphs turned graphs off for the forward (and so for both), or the backward.
     forward_off: bool = False
     backward_off: bool = False
+    # When Inductor began with the graph at hand, by `time.perf_counter_ns`; 0: it did not, as where a cache answered.
+    began_ns: int = 0
 
 
 _current: ContextVar[Compilation | None] = ContextVar("pygraph_inductor.compilation", default=None)

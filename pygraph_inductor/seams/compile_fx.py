@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -108,7 +109,7 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
 
     @functools.wraps(inner_compile)
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
-        with going_on(compilation):
+        with going_on(replace(compilation, began_ns=time.perf_counter_ns())):
             with declines.harmless("code generation is left to stock PyTorch", compilation.settings.strict):
                 _register(compilation)
             if not args or not isinstance(args[0], torch.fx.GraphModule):

@@ -52,6 +52,7 @@ def _declared(static_input_idxs: Sequence[int], kwargs: dict[str, Any]) -> descr
         stack_traces=tuple(kwargs.get("stack_traces") or ()),
         graph_id=graph.fx_kwargs.get("graph_id") if graph is not None else None,
         source_code=getattr(graph, "source_code", None),
+        pieces=len(getattr(graph, "partition_maps", None) or ()),
     )
 
 

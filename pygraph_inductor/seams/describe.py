@@ -5,6 +5,7 @@ The last step at compile time; what comes after knows nothing of Inductor.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ class Declared:
     graph_id: int | None = None
     # The module's text, where the compiled graph is at hand; else it is read from the module's file.
     source_code: str | None = None
+    pieces: int = 1  # functions that the graph was cut into
 
 
 def kind_of(is_inference: bool, is_backward: bool) -> str:
@@ -83,8 +85,14 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
         settings=compilation.settings,
         graph_hash=identity.graph_hash(source, function, declared.kind, sorted(declared.static_inputs)),
         decisions_folder=identity.decisions_folder(),
+        compile_ns=_compile_ns(compilation) // max(declared.pieces, 1),
         twins=TritonTwins(namespace, source) if text and source and declared.device.type == "cuda" else None,
     )
+
+
+def _compile_ns(compilation: Compilation) -> int:
+    """What Inductor took for the graph at hand, until now."""
+    return time.perf_counter_ns() - compilation.began_ns if compilation.began_ns else 0
 
 
 def warn_about_collectives(facts: Facts) -> None:

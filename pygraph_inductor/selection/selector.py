@@ -57,6 +57,7 @@ class Selector:
         # Classes whose choice is taken again, by how often; what was chosen before.
         self._examinations: dict[str, int] = {}
         self._incumbents: dict[str, Variant] = {}
+        self._uncounted_ns = facts.compile_ns  # of the time to the steady state; the first measurement's
         self._lock = threading.Lock()
         if self._store() is not None:
             _versions()  # takes a millisecond, once, which no call has to wait for while compiling takes seconds
@@ -104,7 +105,8 @@ class Selector:
             return self._predicted(sizes, prediction.hopeless)
         with self._lock:
             self._decision(sizes)
-            budget = settings.measure_budget * recording_ns
+            budget = settings.measure_budget * (recording_ns + self._uncounted_ns)
+            self._uncounted_ns = 0
             variants = (Variant.GRAPH, Variant.PLAIN)
             incumbent = self._incumbents.get(sizes)
             return Measurement(self._driver, variants, self._rules, budget, incumbent, pool_bytes())

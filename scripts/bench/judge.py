@@ -105,6 +105,7 @@ def half(options: argparse.Namespace, device: torch.device) -> None:
 def run(options: argparse.Namespace) -> Outcome:
     """Both processes, one after the other, over one cache folder."""
     names = [workload.name for workload in choose(options.names or USUAL)]
+    environment = facts.environment(options.device)
     with tempfile.TemporaryDirectory() as folder:
         cache = options.cache or Path(folder) / "cache"
         halves = []
@@ -115,7 +116,7 @@ def run(options: argparse.Namespace) -> Outcome:
             halves.append(answer_of(command, answer, cache, options.limit, names))
         judged = [joined(*pair) for pair in zip(*halves, strict=True)]
     cold = options.cache is None
-    return Outcome(facts.environment(options.device), facts.commit(options.commit), cold, options.seconds, judged)
+    return Outcome(environment, facts.commit(options.commit), cold, options.seconds, judged)
 
 
 def answer_of(command: Sequence[str], answer: Path, cache: Path, limit: float, names: Sequence[str]) -> list[Judged]:

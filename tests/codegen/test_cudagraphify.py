@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -139,6 +140,26 @@ def test_place_in_the_users_code_is_named(recorder, tmp_path):
     assert recorder.only.source.startswith("test_cudagraphify.py:")
     assert recorder.only.source.endswith("in forward")
     assert recorder.only.name == "inference 0/0, partition 0"
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_functions_of_a_graph_share_the_time_that_compiling_it_took(recorder, tmp_path, pieces):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return over_the_host(x)[0] if pieces == 2 else x.sin() @ x
+
+    started = time.perf_counter_ns()
+    with pygraph_inductor.config.patch(transform=False):
+        compile_module(Model(), (64, 64), folder=tmp_path, options={"triton.cudagraphs": True})
+    took = time.perf_counter_ns() - started
+    assert len(recorder.facts) == pieces
+    shares = [facts.compile_ns for facts in recorder.facts]
+    assert all(1e6 < share < took / pieces for share in shares), "no compilation takes less than a millisecond"
+
+
+def test_time_that_is_not_known_is_none(recorder, tmp_path):
+    generate(lambda x, y: (x @ y,), (64, 64), (64, 64), folder=tmp_path)  # comes by no door of ours
+    assert recorder.only.compile_ns == 0
 
 
 def test_default_mode_is_left_alone(recorder, tmp_path):

@@ -192,6 +192,27 @@ def test_no_gain_keeps_no_graph(clock: Clock) -> None:
     assert function.decision.chosen == "plain" and "min_gain" in function.decision.reason
 
 
+def test_measuring_may_cost_a_part_of_what_compiling_took(clock: Clock) -> None:
+    """Once: the next kind of call has only its recording to go by."""
+
+    def until(function: Timed, size: int) -> int:
+        before = len(function.log.decisions)
+        made = 0
+        while len(function.log.decisions) == before or not function.decision.chosen:
+            spent = (60, 100, 140)[clock.executions.count("graph") % 3]
+            clock.graph = (spent * 10**8, spent * 10**8)  # seconds, about as often less than the plain call as more
+            sized_call(function, size)
+            made += 1
+            assert made < 100, "no decision"
+        return made
+
+    clock.plain = (104 * 10**8, 104 * 10**8)
+    compiled, loaded = Timed(of_size, clock, compile_ns=10**18), Timed(of_size, clock)
+    first, second = until(compiled, 5), until(compiled, 5000)
+    assert first > 2 * MAX_ROUNDS > 20 > second
+    assert until(loaded, 5) == second
+
+
 def test_host_time_alone_does_not_win_while_the_device_is_the_bottleneck(clock: Clock) -> None:
     clock.plain, clock.graph, clock.behind = (90 * US, 1000 * US), (5 * US, 1000 * US), True
     function = Timed(body, clock, **WRITES)

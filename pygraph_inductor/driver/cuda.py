@@ -62,8 +62,20 @@ class CudaGraph:
         self.nodes: tuple[Node, ...] = tuple(nodes)
 
     def instantiate(self) -> None:
-        self._graph.instantiate()
-        self._executable = int(self._graph.raw_cuda_graph_exec())
+        """Make it executable and put it on the device.
+
+        At once, for the sake of speed: a node that is told new parameters between the two is slower in every replay to
+        come (docs/design.md, "Bindings"). Raises `torch.OutOfMemoryError` where the device has no room for it.
+        """
+        cu = bindings()
+        try:
+            self._graph.instantiate()
+            self._executable = int(self._graph.raw_cuda_graph_exec())
+            checked(cu.cuGraphUpload(self._executable, torch.cuda.current_stream().cuda_stream))
+        except RuntimeError as error:
+            if "out of memory" in str(error).lower().replace("_", " "):
+                raise torch.OutOfMemoryError(str(error)) from error
+            raise
 
     def update(self, node: Node) -> None:
         handle, parameters = self._handles[node.index], self._parameters[node.index]

@@ -82,8 +82,9 @@ max_mirror_bytes: int = environment.number("max_mirror_bytes", 256 << 20)
 # Detours from the device over the CPU and back; float results may differ by rounding.
 transform_round_trips: bool = environment.flag("transform_round_trips", True)
 
-# Extra memory, in bytes, that verifying one recording may take. What cannot be verified is staged or runs plainly.
-max_verify_bytes: int = environment.number("max_verify_bytes", 8 << 30)
+# Extra memory, in bytes, that verifying one recording may take, within half of what is free. What cannot be verified
+# is staged or runs plainly.
+max_verify_bytes: int = environment.number("max_verify_bytes", 32 << 30)
 
 # Raise instead of falling back to the plain call when something of ours fails.
 strict: bool = environment.flag("strict", False)

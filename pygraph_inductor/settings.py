@@ -20,7 +20,7 @@ class Settings:
 
     engine: str = "auto"
     max_recordings: int = 64
-    max_verify_bytes: int = 8 << 30
+    max_verify_bytes: int = 32 << 30
     strict: bool = False
     selection: bool = True
     objective: str = "auto"

@@ -65,10 +65,9 @@ class Player:
         """Before instantiation: tell the nodes where this call's tensors are. Returns its outputs, to be held.
 
         An executable graph accepts a new address for a copy only if the one it was instantiated with is memory of the
-        same kind, and stand-ins are not (cuGraphExecMemcpyNodeSetParams: CUDA_ERROR_INVALID_VALUE). Kernels accept
-        it, but a graph that was instantiated with addresses of mapped ranges was slower for
-        ever in an experiment. What `known` says is left alone: the first replay tells the executable graph
-        everything once more, so that a refusal is found before the recording is trusted.
+        same kind, and stand-ins are not (cuGraphExecMemcpyNodeSetParams: CUDA_ERROR_INVALID_VALUE). What `known`
+        says is left alone: the first replay tells the executable graph everything once more, so that a refusal is
+        found before the recording is trusted.
         """
         nodes = self._graph.nodes
         held = [self._allocate(made.layout) for made in self.plan.allocations]

@@ -49,6 +49,10 @@ transform: bool = environment.flag("transform", True)
 # CPU tensors that a graph only copies to the device: one packed, asynchronous copy before the replay.
 transform_uploads: bool = environment.flag("transform_uploads", True)
 
+# Bytes that the uploads of one graph may take on the device, where they are all at once. What does not fit is copied
+# where the program copies it, which cuts the graph there.
+max_upload_bytes: int = environment.number("max_upload_bytes", 256 << 20)
+
 # 0-d CPU tensors next to device tensors: uploaded too, so that their values are no part of a recording.
 transform_host_scalars: bool = environment.flag("transform_host_scalars", True)
 

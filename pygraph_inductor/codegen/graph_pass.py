@@ -5,6 +5,7 @@ The rewrites themselves are in `transform`, one file each.
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -31,5 +32,5 @@ class GraphPass(CustomGraphModulePass):
 
     def uuid(self) -> Any:
         """Everything besides the graph and our options that what we generate depends on."""
-        rewrites = (*sorted(switches.on()), switches.constant_bytes())
+        rewrites = (*sorted(switches.on()), *astuple(switches.limits()))
         return ("pygraph_inductor", get_hash_for_files(_FILES), forward_returns(), rewrites)

@@ -15,6 +15,9 @@ import torch
 # A tensor with more bytes than this is copied as the program would have had it copied: the detour over pinned memory
 # is meant for numbers, lengths, indices and masks, and keeps what it used pinned.
 STAGED_BYTES = 4 << 20
+# So is what would make one upload's pinned memory larger than this: the allocator keeps what it once pinned, and one
+# result that is kept, by a backward, say, keeps all that came with it.
+STAGED_IN_ALL = 64 << 20
 _ALIGNMENT = 256  # kernels load 16 bytes at once, and libraries choose by up to this
 _FEW = 4  # so many numbers are packed one by one; more are stacked first
 _SINGLE = frozenset(
@@ -49,19 +52,19 @@ def upload(numbers: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], devic
     packing = _Packing()
     for group in groups:
         packing.add(group[0].dtype, (len(group),), (1,), group if len(group) <= _FEW else [torch.stack(group)])
-    large = 0
-    for host in hosts:
-        if 0 < host.nbytes <= STAGED_BYTES:
+    large = set()
+    for position, host in enumerate(hosts):
+        if 0 < host.nbytes <= STAGED_BYTES and packing.total + host.nbytes <= STAGED_IN_ALL:
             dense = _dense(host)
             packing.add(dense.dtype, dense.size(), dense.stride(), [dense])
         else:
-            large += 1
+            large.add(position)
     packed = packing.to(device)
     if not large:
         return packed
     rest = iter(packed)
     found = [next(rest) for _ in groups]
-    return found + [next(rest) if 0 < host.nbytes <= STAGED_BYTES else _copied(host, device) for host in hosts]
+    return found + [_copied(host, device) if position in large else next(rest) for position, host in enumerate(hosts)]
 
 
 def by_dtype(numbers: Sequence[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:

@@ -26,8 +26,8 @@ class Compilation:
     borrowed: bool = True
     # Rewrites of the graph that are on, by name.
     rewrites: frozenset[str] = frozenset()
-    # What the constants of one graph may take on the device.
-    constant_bytes: int = 0
+    # What they may take on the device.
+    limits: switches.Limits = field(default_factory=switches.Limits)
     # Graphs are wanted: by an option, by an annotation, or by `always`.
     asked: bool = False
     # "model.py:12 in forward": the first line of the user's code in the graph.
@@ -52,7 +52,7 @@ def from_knobs() -> Compilation:
         simulate=config.simulate,
         borrowed=settings.graph_manager() == "borrowed",
         rewrites=settings.rewrites(),
-        constant_bytes=config.max_constant_bytes,
+        limits=switches.Limits(config.max_constant_bytes, config.max_mirror_bytes, config.max_upload_bytes),
     )
 
 
@@ -71,7 +71,7 @@ def going_on(compilation: Compilation) -> Iterator[None]:
     """Make `compilation` the current one."""
     token = _current.set(compilation)
     try:
-        with switches.turned_on(compilation.rewrites, compilation.constant_bytes):
+        with switches.turned_on(compilation.rewrites, compilation.limits):
             yield
     finally:
         _current.reset(token)

@@ -28,6 +28,7 @@ from torch import fx
 
 from pygraph_inductor.replay.uploads import by_dtype
 from pygraph_inductor.transform import constants, mirrors
+from pygraph_inductor.transform import switches as switches_on
 from pygraph_inductor.transform.host_values import (
     ARITHMETIC,
     CONSTANTS,
@@ -36,12 +37,14 @@ from pygraph_inductor.transform.host_values import (
     UPLOADS,
     Host,
     Hosts,
+    bytes_of,
     device_of,
     devices_of,
     look_at,
     moved_to,
     tensors_in,
 )
+from pygraph_inductor.transform.limited import fitting
 from pygraph_inductor.transform.mirrors import MIRRORS
 from pygraph_inductor.transform.operators import UPLOAD
 from pygraph_inductor.transform.outcome import Outcome
@@ -125,6 +128,7 @@ def bring_to_device(graph: fx.Graph, switches: Collection[str]) -> list[Outcome]
     places = list(_places(work))
     if MIRRORS in switches:
         _mirror(work, places)
+    places = _that_fit(work, places)
     _upload(work, places)
     for place in places:
         _rewrite(work, place)
@@ -270,19 +274,43 @@ def _mirror(work: _Work, places: list[_Place]) -> None:
     """Give parameters and buffers of the CPU a mirror where all their uses can do with one."""
     using: dict[fx.Node, list[_Place]] = {}
     for place in places:
-        on_its_own = place.returned and not place.way.back  # uploaded alone
-        for leaf in place.way.leaves if not on_its_own else ():
+        for leaf in place.way.leaves if not _is_uploaded_alone(place) else ():
             using.setdefault(leaf, []).append(place)
-    for leaf, mine in using.items():
-        if not mirrors.can_be_mirrored(leaf):
-            continue
-        if all(mirrors.stays_inside(place.user, moved_to(place.user) is not None) for place in mine):
+    candidates = {leaf: (leaf,) for leaf in using if mirrors.can_be_mirrored(leaf)}
+    fit, _ = fitting(candidates, bytes_of, switches_on.limits().mirrors)
+    for leaf in candidates:
+        mine = using[leaf]
+        if leaf not in fit:
+            what = "what is kept on the device would take more than config.max_mirror_bytes"
+            work.outcomes.append(Outcome.at(mine[0].user, MIRRORS, False, what))
+        elif all(mirrors.stays_inside(place.user, moved_to(place.user) is not None) for place in mine):
             mirror = work.made[leaf] = mirrors.add(work.graph, leaf, work.hosts.device)
             what = "a parameter or buffer of the CPU is kept on the device"
             work.mirrors[mirror] = Outcome.at(mine[0].user, MIRRORS, True, what)
         else:
             what = "what is returned, or given to an operator that is not of PyTorch, must not be a mirror"
             work.outcomes.append(Outcome.at(mine[0].user, MIRRORS, False, what))
+
+
+def _that_fit(work: _Work, places: list[_Place]) -> list[_Place]:
+    """The places that are left if the uploads are not to take more than they may. All of a node, or none of it."""
+    needs: dict[fx.Node, set[tuple[fx.Node, fx.Node | None]]] = {}
+    for place in places:
+        mine = needs.setdefault(place.user, set())
+        if _is_uploaded_alone(place):
+            mine.add((place.host, place.user))
+        elif not place.returned:
+            mine.update((leaf, None) for leaf in place.way.leaves if leaf.op != "get_attr" and leaf not in work.made)
+    fit, _ = fitting(needs, lambda one: bytes_of(one[0]), switches_on.limits().uploads)
+    for place in places:
+        if place.user not in fit:
+            what = "what is uploaded would take more than config.max_upload_bytes"
+            work.outcomes.append(Outcome.at(place.user, place.rewrite, False, what))
+    return [place for place in places if place.user in fit]
+
+
+def _is_uploaded_alone(place: _Place) -> bool:
+    return place.returned and bool(place.way.leaves) and not place.way.back
 
 
 def _upload(work: _Work, places: list[_Place]) -> None:
@@ -416,7 +444,7 @@ _WHAT = {
 
 def _on_its_own(work: _Work, place: _Place) -> fx.Node:
     """A node with the value of a host tensor in memory that nobody else has."""
-    if place.way.leaves and not place.way.back:
+    if _is_uploaded_alone(place):
         if place.way.random:
             return _call_upload(work, [place.host], place.user, own=True)[place.host]
         return _upload_in_front(work, [place.host], own=True)[place.host]

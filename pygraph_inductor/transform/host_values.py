@@ -112,8 +112,8 @@ def _look(node: fx.Node, hosts: Hosts, waits: bool) -> Host:
     leaves = frozenset().union(*(part.leaves for part in parts))
     # Of numbers and of nothing, Inductor's own pass computes on the device, too; rounding is accepted there.
     numbers = all(leaf.op == "get_attr" or leaf.meta["val"].dim() == 0 for leaf in leaves)
-    uploaded = sum(_bytes(leaf) for leaf in leaves if leaf.op != "get_attr")
-    worth = numbers or uploaded <= max(_bytes(node), _LITTLE)
+    uploaded = sum(bytes_of(leaf) for leaf in leaves if leaf.op != "get_attr")
+    worth = numbers or uploaded <= max(bytes_of(node), _LITTLE)
     constant = bool(leaves) and all(leaf.op == "get_attr" for leaf in leaves)
     wanted = ARITHMETIC in hosts.switches or (constant and name_of(node.target) in UNCHANGED)
     same = found is Same.EXACT or (found is Same.ROUNDED and numbers)
@@ -132,7 +132,7 @@ def _constant(node: fx.Node, hosts: Hosts) -> Host:
     if value is None:
         return Host("no", "it is no plain constant")
     hosts.constant_bytes += value.nbytes
-    if hosts.constant_bytes > switches_on.constant_bytes():
+    if hosts.constant_bytes > switches_on.limits().constants:
         return Host("no", "constants on the device would take more than config.max_constant_bytes")
     return Host("constant", leaves=frozenset({node}))
 
@@ -167,7 +167,7 @@ def _is_random(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
-def _bytes(node: fx.Node) -> int:
+def bytes_of(node: fx.Node) -> int:
     """How large a tensor is; of sizes that are not known, what they were when the graph was made."""
     value = node.meta["val"]
     total = value.element_size()

@@ -1,13 +1,27 @@
-"""Which rewrites are on for the compilation going on: set by `seams`, part of our cache key (codegen/graph_pass.py)."""
+"""Which rewrites are on for the compilation going on, and what they may take on the device: set by `seams`, part of our
+cache key (codegen/graph_pass.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes on the device for each graph; `config.max_constant_bytes` and so on say what counts."""
+
+    constants: int = 256 << 20
+    mirrors: int = 256 << 20
+    uploads: int = 256 << 20
+
 
 _on: ContextVar[frozenset[str]] = ContextVar("pygraph_inductor.rewrites", default=frozenset())
-_constant_bytes: ContextVar[int] = ContextVar("pygraph_inductor.constant_bytes", default=256 << 20)
+_limits: ContextVar[Limits] = ContextVar("pygraph_inductor.limits")
+_NO_OTHER = Limits()
 
 
 def on() -> frozenset[str]:
@@ -15,17 +29,17 @@ def on() -> frozenset[str]:
     return _on.get()
 
 
-def constant_bytes() -> int:
-    """What the constants of one graph may take on the device."""
-    return _constant_bytes.get()
+def limits() -> Limits:
+    """What the rewrites of one graph may take on the device."""
+    return _limits.get(_NO_OTHER)
 
 
 @contextlib.contextmanager
-def turned_on(names: frozenset[str], constant_bytes: int) -> Iterator[None]:
-    """Within it exactly these rewrites are on, and that is the limit."""
-    token, limit = _on.set(names), _constant_bytes.set(constant_bytes)
+def turned_on(names: frozenset[str], limits: Limits) -> Iterator[None]:
+    """Within it exactly these rewrites are on, and these are the limits."""
+    before, limits_before = _on.set(names), _limits.set(limits)
     try:
         yield
     finally:
-        _on.reset(token)
-        _constant_bytes.reset(limit)
+        _on.reset(before)
+        _limits.reset(limits_before)

@@ -24,7 +24,7 @@ from pygraph_inductor.transform.apply import ALL, NOTES, apply
 from pygraph_inductor.transform.host_values import device_of, moved_to
 from pygraph_inductor.transform.operators import UPLOAD
 from pygraph_inductor.transform.same_results import name_of
-from pygraph_inductor.transform.switches import turned_on
+from pygraph_inductor.transform.switches import Limits, turned_on
 
 from .fake_cuda import tensors
 
@@ -586,7 +586,7 @@ def test_constant_that_is_returned_or_too_large_stays(cuda, monkeypatch):
     returned = with_constant(lambda x, c: (x, c.clone().to(x.device)), VALUE, (4,))
     assert not any(one.applied for one in apply(returned, ALL, strict=True))
     large = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
-    with turned_on(ALL, VALUE.nbytes - 1):
+    with turned_on(ALL, Limits(constants=VALUE.nbytes - 1)):
         [outcome] = apply(large, ALL, strict=True)
     assert "max_constant_bytes" in outcome.what
 
@@ -664,3 +664,59 @@ def test_graph_on_two_devices_is_left_alone(cuda):
     module = traced(lambda x, y, s: (x * s, y * s), (8,), other, host())
     before = str(module.graph)
     assert apply(module, ALL) == () and str(module.graph) == before
+
+
+def layers(x, small, large):
+    """As where layers are kept on the CPU and brought over one after the other."""
+    x = x @ small.to(x.device)
+    return ((x @ large.to(x.device)).sum(),)
+
+
+LAYERS = [(8, 8), host(8, 8), host(8, 32)]  # 256 and 1024 bytes
+
+
+@pytest.mark.parametrize("limit, left", [(1280, 0), (1279, 1), (256, 1), (255, 2), (0, 2)])
+def test_uploads_that_do_not_fit_stay_where_they_are(cuda, limit, left):
+    with turned_on(ALL, Limits(uploads=limit)):
+        made = Rewritten(layers, *LAYERS)
+    made.same()
+    assert (
+        len(made.crossings()) == left and made.uploaded == {0: [["small_1", "large_1"]], 1: [["small_1"]], 2: []}[left]
+    )
+    assert ("max_upload_bytes" in made.refused) == (left > 0)
+    assert made.applied == ({"uploads"} if left < 2 else set())
+
+
+def test_what_several_need_counts_once_and_a_copy_of_its_own_again(cuda):
+    def twice(x, h):
+        return (x * h.to(x.device), x + h.to(x.device), h.to(x.device))
+
+    for limit, whole in ((64, True), (63, False)):
+        with turned_on(ALL, Limits(uploads=limit)):
+            made = Rewritten(twice, (8,), host(8))
+        made.same()
+        assert (not made.crossings()) == whole, (limit, made.module.graph)
+
+
+def test_all_arguments_of_a_node_are_uploaded_or_none(cuda):
+    def function(x, i, j):
+        return (x[i, j] * 2,)
+
+    indices = [host(4, dtype=torch.int64)] * 2
+    for limit, uploads in ((64, 1), (63, 0)):
+        with turned_on(ALL, Limits(uploads=limit)):
+            made = Rewritten(function, (8, 8), *indices)
+        made.same()
+        assert len(made.calls) == uploads and len(made.mixed()) == 1 - uploads
+
+
+def test_computation_with_one_argument_too_large_stays_on_the_cpu(cuda):
+    def function(x, lengths, bias):
+        return (x + (bias * (lengths[:, None] > 2)).to(x.device), x * lengths.to(x.device)[:, None])
+
+    specs = [(4, 8), host(4, dtype=torch.int64), host(4, 8, dtype=torch.int64)]
+    with turned_on(ALL, Limits(uploads=200)):
+        made = Rewritten(function, *specs)
+    made.same()
+    assert made.uploaded == [["lengths_1"]] and len(made.crossings()) == 1
+    assert "max_upload_bytes" in made.refused

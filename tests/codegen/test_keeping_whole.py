@@ -259,10 +259,27 @@ def test_every_rewrite_has_a_knob_and_every_knob_a_rewrite():
 
 def test_rewrites_that_are_on_are_part_of_the_key():
     keys = set()
-    for patch in ({}, {"transform": False}, {"transform_uploads": False}):
+    limits = [{f"max_{kind}_bytes": 7} for kind in ("constant", "mirror", "upload")]
+    for patch in ({}, {"transform": False}, {"transform_uploads": False}, *limits):
         with config.patch(**patch), compilation.going_on(compilation.from_knobs()):
             keys.add(GraphPass().uuid())
-    assert len(keys) == 3
+    assert len(keys) == 6
+
+
+def test_upload_that_does_not_fit_is_a_cut_with_a_reason(cuda, tmp_path):
+    def function(x, first, second):
+        x = (x @ first.to(x.device)).relu()
+        return ((x @ second.to(x.device)).relu(),)
+
+    specs = [(8, 8), {"size": (8, 8), **HOST}, {"size": (8, 64), **HOST}]
+    for limit, uploaded in ((2304, "first_1, second_1"), (2303, "first_1")):
+        with config.patch(max_upload_bytes=limit):
+            generated = made(function, *specs, folder=tmp_path)
+        assert f"pygraph_upload([], [{uploaded}]" in generated.source
+        facts = pygraph_inductor.report().graphs[-1]
+        refused = [line for line in facts.rewrites if "would take more than config.max_upload_bytes" in line]
+        cuts = [cut for cut in facts.cuts if "copies between host and device" in cut]
+        assert len(refused) == len(cuts) == (limit == 2303), facts
 
 
 def test_graph_that_inductor_does_not_cut_is_not_rewritten(cuda, tmp_path):

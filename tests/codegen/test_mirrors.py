@@ -22,6 +22,7 @@ from pygraph_inductor.transform import mirrors
 from pygraph_inductor.transform.apply import ALL, NOTES, apply
 from pygraph_inductor.transform.host_values import device_of
 from pygraph_inductor.transform.operators import UPLOAD
+from pygraph_inductor.transform.switches import Limits, turned_on
 
 from .fake_cuda import Generated, compile_module, generate
 from .test_bring_to_device import contents, host, retargeted, traced
@@ -121,6 +122,23 @@ def test_who_could_write_to_it_is_given_a_copy_of_its_own(cuda, name):
         assert made.positions == () and made.uploads >= 1
     reached = [user for node in mirrors.used(made.module.graph) for user in node.users]
     assert all(user.op != "output" and "peek" not in str(user.target) for user in reached)
+
+
+def test_what_does_not_fit_is_no_mirror(cuda):
+    def function(x, w, v):
+        return ((x * put(w, DEVICE)) @ put(v, DEVICE),)
+
+    specs = [(8,), host(8), host(8, 8)]  # 32 and 256 bytes
+    for limits, positions, uploads in (
+        (Limits(mirrors=288, uploads=0), (1, 2), 0),
+        (Limits(mirrors=287), (1,), 1),
+        (Limits(mirrors=31), (), 1),
+        (Limits(mirrors=287, uploads=255), (1,), 0),
+    ):
+        with turned_on(ALL, limits):
+            made = Mirrored(function, *specs, static=(1, 2)).same()
+        assert (made.positions, made.uploads) == (positions, uploads)
+        assert ("max_mirror_bytes" in made.refused) == (positions != (1, 2))
 
 
 def test_what_the_graph_writes_is_not_mirrored(cuda):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pygraph_inductor.replay.uploads import _ALIGNMENT, STAGED_BYTES, by_dtype, upload
+from pygraph_inductor.replay.uploads import _ALIGNMENT, STAGED_BYTES, STAGED_IN_ALL, by_dtype, upload
 from tests.pinned import CUDA, to_nowhere
 
 HOSTS = {
@@ -140,3 +140,15 @@ def test_nothing_is_nothing() -> None:
 def test_order_of_types_is_that_of_first_numbers() -> None:
     numbers = [torch.tensor(1), torch.tensor(1.0), torch.tensor(2)]
     assert list(by_dtype(numbers)) == [torch.int64, torch.float32]
+
+
+def test_pinned_memory_has_a_limit() -> None:
+    hosts = [torch.arange(number, number + STAGED_BYTES // 8) for number in range(STAGED_IN_ALL // STAGED_BYTES + 1)]
+    hosts += [torch.arange(100), torch.rand(0)]
+    numbers = [torch.tensor(1.5), torch.tensor(2)]
+    with to_nowhere() as pinned:
+        results = upload(numbers, hosts, CUDA)
+    [memory] = pinned
+    assert STAGED_IN_ALL - 2 * STAGED_BYTES < memory.tensor.nbytes <= STAGED_IN_ALL
+    assert [one.tolist() for one in results[:2]] == [[1.5], [2]]
+    same(results[2:], hosts)

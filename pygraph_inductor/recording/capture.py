@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from pygraph_inductor.driver.protocol import Driver, Graph, Reservation, no_collection
 from pygraph_inductor.recording.allocations import AllocationsChanged, answered
 from pygraph_inductor.recording.bindings import NEARBY
+from pygraph_inductor.recording.copying import Inside, copy_in, copy_out
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.in_place import Block
 from pygraph_inductor.recording.indirection import Indirection
@@ -54,23 +55,21 @@ def buffers_of(trial: Trial) -> list[Buffer]:
 
 @dataclass
 class Captured:
-    """A graph, what the function returned while it was captured, and the stand-in of each place and empty buffer.
+    """A graph, what the function returned while it was captured, and what each place and empty buffer was meanwhile.
 
-    `arguments` are what it was given. `version_bumps`: by how much it raised the version of which of them; stand-ins
-    share no version counter, so this tells apart what two inputs that are views of one tensor would mix up.
+    `addresses`: where the graph was told that each place is. `arguments` are what the function was given.
+    `version_bumps`: by how much it raised the version of which of them; they share no version counter, so this tells
+    apart what two inputs that are views of one tensor would mix up.
     """
 
     graph: Graph
     result: Any
     arguments: list[Any]
     version_bumps: tuple[tuple[int, int], ...]
-    stand_ins: list[torch.Tensor]
+    addresses: list[int]
+    tensors: list[torch.Tensor]  # by place: what the function worked on
     empties: dict[int, torch.Tensor]  # by buffer
     blocks: dict[int, Block]  # by buffer: where operators put the outputs that they allocated
-
-    @property
-    def addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self.stand_ins]
 
 
 # What a kernel that still reads a stand-in finds: valid values that are not the caller's. Any pattern would do for
@@ -143,13 +142,17 @@ class Work:
     places: Sequence[Place]
     buffers: Sequence[Buffer]
     indirection: Indirection | None = None
+    copied: Mapping[int, Inside] = field(default_factory=dict)  # by place: the slots that the graph copies
 
 
 def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
     """Capture with one tensor per place. Raises what `Driver.capture` raises, and `AllocationsChanged`."""
     arguments = [_without_elements(work.driver, value) for value in work.inputs]
     outputs: dict[int, torch.Tensor] = {}
-    for place, tensor in zip(work.places, stand_ins, strict=True):
+    tensors = list(stand_ins)
+    for number, inside in work.copied.items():
+        tensors[number] = inside.buffer
+    for place, tensor in zip(work.places, tensors, strict=True):
         if place.is_output:
             outputs[place.source] = tensor
         else:
@@ -178,10 +181,12 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         with (
             answered(namespace, work.facts.allocators, work.trial.allocated, by_allocation),
             steered or contextlib.nullcontext(),
-            looking,
         ):
-            result = work.run(list(arguments))
+            copy_in(work.copied, stand_ins)
+            with looking:
+                result = work.run(list(arguments))
         _copy_foreign(work, listed(result), outputs, operators, blocks)
+        copy_out(work.copied, stand_ins)
         return result
 
     try:
@@ -192,7 +197,8 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         raise
     work.pool.adopt(graph)
     bumps = _version_bumps(arguments, versions)
-    return Captured(graph, result, arguments, bumps, list(stand_ins), empties, blocks)
+    addresses = [tensor.data_ptr() for tensor in stand_ins]
+    return Captured(graph, result, arguments, bumps, addresses, tensors, empties, blocks)
 
 
 def _without_elements(driver: Driver, value: Any) -> Any:

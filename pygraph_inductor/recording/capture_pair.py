@@ -32,7 +32,7 @@ class Pair:
 
 @contextlib.contextmanager
 def captured_twice(work: Work, staging: Mapping[int, torch.Tensor]) -> Iterator[Pair]:
-    """Capture; `staging` has the tensors of places on the copy engine.
+    """Capture; `staging` has the tensors of places that the player copies.
 
     Stand-ins stay mapped while the context is open. The caller closes the graph.
     """

@@ -1,9 +1,11 @@
-"""Which slots of a recording are found through a table: asked once, between the first captures and the next ones."""
+"""Which slots of a recording are found through a table, and which the graph copies: asked once, between the first
+captures and the next ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Work
@@ -11,46 +13,71 @@ from pygraph_inductor.recording.indirection import Watching, twins_for
 from pygraph_inductor.selection.calibration import coefficients
 from pygraph_inductor.selection.cost_model import Choice, Coefficients, Consumers, CostModel, SlotUse, choose, value
 
-# Compiling a twin takes about so long, in µs, and has to be saved again by so many calls.
+# Compiling a twin and capturing again take about so long, in µs, and have to be saved again by so many calls.
 COMPILING = 300_000.0
+CAPTURING = 100_000.0
 PAID_BACK = 100_000
+# Bytes of the largest slot that is copied although patching can serve it: it needs as much memory beside it.
+MOST_COPIED = 1 << 20
 _SHOWN = 8  # slots whose costs are reported: those with the most consumers
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The places that shall be indirect, and what the model says about it, in µs a call.
+    """The places that shall be indirect or copied, and what the model says about it, in µs a call.
 
     `slots` has the costs of single places, by engine: of those with the most consumers.
     """
 
     places: frozenset[int]
+    copied: frozenset[int]
     costs: dict[str, float]
     why: str
     slots: dict[int, dict[str, float]]
 
 
-def wanted(forced: bool, work: Work, written: Collection[int], found: Found, staged: Collection[int]) -> Wanted:
-    """`forced`: every place that can be. `written`: positions of inputs."""
+def wanted(
+    forced: bool,
+    work: Work,
+    written: Collection[int],
+    found: Found,
+    staged: Collection[int],
+    alone: Collection[int],
+) -> Wanted:
+    """`forced`: every place that can be is indirect. `written`: positions of inputs; `alone`: places of inputs that
+    overlap no other.
+    """
     assert isinstance(work.indirection, Watching)
     c = coefficients(work.driver, work.facts.decisions_folder)
-    consumers = _consumers(found, work.indirection, staged)
-    moving = {number: one for number, one in consumers.items() if _moves(work, number)}
+    uses = _uses(work, written, _consumers(found, work.indirection, staged))
+    consumers = {
+        number: replace(
+            one, copying=value(CostModel(c).copy(use)) if _may_be_copied(work, number, use, alone) else None
+        )
+        for number, (one, use) in uses.items()
+    }
+    moving = {number: one for number, one in consumers.items() if uses[number][1].moves}
     choice = choose(moving, c)
-    slots = _costs_of_slots(work, written, consumers, c)
-    costs = {"patch": choice.patched, "indirect": choice.indirected}
-    able = frozenset(number for number, one in consumers.items() if one.kernels)
+    slots = _costs_of_slots({number: (consumers[number], use) for number, (_, use) in uses.items()}, c)
+    costs = {"patch": choice.patched, "indirect": choice.indirected, "copy": choice.all_copied}
     if forced:
-        return Wanted(able, costs, "config.engine asks for a table", slots)
+        able = frozenset(number for number, one in consumers.items() if one.kernels)
+        return Wanted(able, frozenset(), costs, "config.engine asks for a table", slots)
+    untabled = choose({number: replace(one, kernels=frozenset()) for number, one in moving.items()}, c)
     twins = len(twins_for(work.indirection, choice.indirect))
-    if choice.indirect and (choice.patched - choice.cost) * PAID_BACK >= COMPILING * twins:
+    if choice.indirect and (untabled.cost - choice.cost) * PAID_BACK >= COMPILING * twins:
         costs["chosen"] = choice.cost
-        return Wanted(choice.indirect, costs, _words(choice, moving), slots)
+        return Wanted(choice.indirect, choice.copied, costs, _words(choice, moving), slots)
+    too_long = (
+        f"; {choice.cost:.1f} µs with some slots through a table, but compiling {twins} twins takes too long for that"
+        if choice.indirect
+        else ""
+    )
+    if untabled.copied and (untabled.patched - untabled.cost) * PAID_BACK >= CAPTURING:
+        costs["chosen"] = untabled.cost
+        return Wanted(frozenset(), untabled.copied, costs, _words(untabled, moving) + too_long, slots)
     costs["chosen"] = choice.patched
-    why = _words_for_patching(choice, moving, able)
-    if choice.indirect:
-        why += f", {choice.cost:.1f} µs for some slots only; compiling {twins} twins takes too long for that"
-    return Wanted(frozenset(), costs, why, slots)
+    return Wanted(frozenset(), frozenset(), costs, _words_for_patching(choice, moving) + too_long, slots)
 
 
 def _moves(work: Work, number: int) -> bool:
@@ -58,26 +85,45 @@ def _moves(work: Work, number: int) -> bool:
     return place.is_output or place.source not in work.facts.static_inputs
 
 
-def _costs_of_slots(
-    work: Work, written: Collection[int], consumers: Mapping[int, Consumers], c: Coefficients
-) -> dict[int, dict[str, float]]:
-    model = CostModel(c)
-    shown = sorted(consumers, key=lambda number: -len(consumers[number].nodes))[:_SHOWN]
-    costs = {}
-    for number in shown:
-        place, one = work.places[number], consumers[number]
+def _may_be_copied(work: Work, number: int, use: SlotUse, alone: Collection[int]) -> bool:
+    """Only what can be in two places at once: an input that nobody writes to, under this or another name."""
+    return (
+        number in alone
+        and not work.places[number].is_output
+        and use.moves
+        and not use.written
+        and use.nbytes <= MOST_COPIED
+    )
+
+
+def _uses(
+    work: Work, written: Collection[int], consumers: Mapping[int, Consumers]
+) -> dict[int, tuple[Consumers, SlotUse]]:
+    uses = {}
+    for number, one in consumers.items():
+        place = work.places[number]
         use = SlotUse(
             nodes=len(one.nodes),
             kernels=len(one.kernels),
             nbytes=place.layout.span,
-            written=place.is_output or place.source in written,
+            written=not place.is_output and place.source in written,
             moves=_moves(work, number),
         )
-        by_engine = model.of(use, sharing=sum(1 for other in consumers.values() if other.kernels) or 1)
-        if not use.moves:
-            del by_engine["patch"]
-        else:
-            del by_engine["static"]
+        uses[number] = one, use
+    return uses
+
+
+def _costs_of_slots(uses: Mapping[int, tuple[Consumers, SlotUse]], c: Coefficients) -> dict[int, dict[str, float]]:
+    """No cost of an engine: it cannot serve the slot, or is not chosen whatever it costs."""
+    model = CostModel(c)
+    sharing = sum(1 for one, _ in uses.values() if one.kernels) or 1
+    costs = {}
+    for number in sorted(uses, key=lambda number: -len(uses[number][0].nodes))[:_SHOWN]:
+        one, use = uses[number]
+        by_engine = model.of(use, sharing)
+        del by_engine["static" if use.moves else "patch"]
+        if one.copying is None:
+            del by_engine["copy"]
         costs[number] = {engine: round(value(cost), 3) for engine, cost in by_engine.items()}
     return costs
 
@@ -96,16 +142,23 @@ def _consumers(found: Found, watched: Watching, staged: Collection[int]) -> dict
 
 
 def _words(choice: Choice, moving: Mapping[int, Consumers]) -> str:
-    return (
-        f"{len(choice.indirect)} of {len(moving)} slots through a table: {choice.cost:.1f} µs a call, "
-        f"{choice.patched:.1f} µs if all were patched"
-    )
+    parts = [f"{len(choice.indirect)} of {len(moving)} slots through a table"] if choice.indirect else []
+    if choice.copied:
+        parts.append(f"{len(choice.copied)} of {len(moving)} slots copied")
+    return f"{', '.join(parts)}: {choice.cost:.1f} µs a call, {choice.patched:.1f} µs if all were patched"
 
 
-def _words_for_patching(choice: Choice, moving: Mapping[int, Consumers], able: Collection[int]) -> str:
+def _words_for_patching(choice: Choice, moving: Mapping[int, Consumers]) -> str:
     if not moving:
         return "no slot is expected to move"
-    if not able:
-        return "no kernel of its slots has a twin"
     nodes = len({node for one in moving.values() for node in one.nodes})
-    return f"patching {nodes} nodes costs {choice.patched:.1f} µs a call, a table {choice.indirected:.1f} µs"
+    others = []
+    if any(one.kernels for one in moving.values()):
+        others.append(f"a table {choice.indirected:.1f} µs")
+    else:
+        others.append("no kernel of its slots has a twin")
+    if any(one.copying is not None for one in moving.values()):
+        others.append(f"copies {choice.all_copied:.1f} µs")
+    else:
+        others.append("no slot is a small input that is only read and overlaps no other")
+    return f"patching {nodes} nodes costs {choice.patched:.1f} µs a call; {', '.join(others)}"

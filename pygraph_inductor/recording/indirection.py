@@ -103,10 +103,11 @@ def _slots_among(args: Sequence[Any], places: Mapping[int, int]) -> dict[int, in
 
 @dataclass(frozen=True)
 class Prepared:
-    """Twins that can be launched, for slots of which at least one launch can be indirect."""
+    """How to capture again: with twins, for slots of which at least one launch can be indirect, and with copies."""
 
-    steering: Steering
-    places: frozenset[int]
+    steering: Steering | None
+    places: frozenset[int]  # that are indirect
+    copied: frozenset[int]
     watched: Watching
 
 
@@ -120,8 +121,8 @@ def _indirect_among(launch: Launch, chosen: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(argument for argument, place in launch.places.items() if place in chosen))
 
 
-def prepare(watched: Watching, chosen: Collection[int], driver: Driver) -> Prepared | None:
-    """Make the twins that serve the chosen places, and their table; None if no launch can have one."""
+def prepare(watched: Watching, chosen: Collection[int], copied: frozenset[int], driver: Driver) -> Prepared | None:
+    """Make the twins that serve the chosen places, and their table; None if all places are as they are already."""
     ready: dict[str, set[tuple[int, ...]]] = {}
     served: set[int] = set()
     for launch in watched.launches:
@@ -136,8 +137,8 @@ def prepare(watched: Watching, chosen: Collection[int], driver: Driver) -> Prepa
             ready.setdefault(launch.kernel, set()).add(arguments)
         served.update(launch.places[number] for number in arguments)
     if not served:
-        return None
+        return Prepared(None, frozenset(), copied, watched) if copied else None
     entries = {place: entry for entry, place in enumerate(sorted(served))}
     arguments_of = {kernel: frozenset(known) for kernel, known in ready.items()}
     steering = Steering(watched.twins, driver.new_table(len(entries)), entries, arguments_of)
-    return Prepared(steering, frozenset(served), watched)
+    return Prepared(steering, frozenset(served), copied, watched)

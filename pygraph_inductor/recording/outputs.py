@@ -58,7 +58,7 @@ class _Sources:
         for position, value in enumerate(captured.arguments):
             if isinstance(value, torch.Tensor):
                 self._inputs[storage_key(value)] = (position, value)
-        for place, tensor in zip(work.places, captured.stand_ins, strict=True):
+        for place, tensor in zip(work.places, captured.tensors, strict=True):
             if place.is_output:
                 self._buffers[storage_key(tensor)] = (place.source, tensor)
         for number, tensor in captured.empties.items():

@@ -19,6 +19,7 @@ from pygraph_inductor.driver.protocol import TWIN, Driver, Graph, NodeKind, Upda
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
 from pygraph_inductor.recording.capture_pair import captured_twice
+from pygraph_inductor.recording.copying import Inside, can_be_copied
 from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
@@ -37,7 +38,7 @@ from pygraph_inductor.selection.measuring import Measurement
 
 _INDIRECT = ("auto", Engine.INDIRECT.value)
 _BORROWING = (Engine.PATCH, Engine.INDIRECT)
-_WITHOUT_TABLE = "its kernels are given addresses, not a table of them"
+_WITHOUT_TABLE = "its kernels are given addresses, not a table of them or of copies"
 _PATCH = "pygraph_inductor.config.engine = 'patch' does not try"
 
 
@@ -217,9 +218,9 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
     )
     notes: list[str] = []
     engine = request.facts.settings.engine
-    all_copy = frozenset(range(len(work.places)))
-    staged = all_copy if engine == "copy" else frozenset()
-    if staged and _writes_to_aliases(request):
+    copied = _to_be_copied(work, request) if engine == Engine.COPY.value else frozenset()
+    staged = frozenset(range(len(work.places))) - copied if engine == Engine.COPY.value else frozenset()
+    if engine == Engine.COPY.value and _writes_to_aliases(request):
         attempt.refusal = Refusal("it writes to inputs that alias each other, which cannot be staged")
         return
     twins = request.facts.twins or request.driver.twins(request.facts.namespace)
@@ -228,7 +229,7 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
     with contextlib.ExitStack() as earlier:
         while True:
             try:
-                outcome = _try_with(work, request, staged, indirection, room, earlier)
+                outcome = _try_with(work, request, staged, copied, indirection, room, earlier)
             except Exception as error:
                 if request.facts.settings.strict or not isinstance(indirection, Prepared):
                     raise
@@ -248,15 +249,28 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
             if to_stage <= staged or _writes_to_aliases(request):
                 attempt.refusal = Refusal(reason)
                 return
-            staged = staged | to_stage
+            staged, copied = staged | to_stage, frozenset()
+
+
+def _to_be_copied(work: Work, request: Request) -> frozenset[int]:
+    """The places that a graph can copy itself."""
+    return frozenset(
+        number
+        for number, place in enumerate(work.places)
+        if can_be_copied(place.layout, place.is_output or place.source in request.written)
+    )
 
 
 def _writes_to_aliases(request: Request) -> bool:
     """Whether staging would come between an input that is written and another one that sees the write."""
+    return any(position in request.written for position in _aliased(request))
+
+
+def _aliased(request: Request) -> set[int]:
+    """The inputs that overlap others."""
     slots = [request.inputs[position] for position in request.call.slots]
     pairs = overlaps([tensor.data_ptr() for tensor in slots], [Layout.of(tensor).span for tensor in slots])
-    aliased = {request.call.slots[index] for first, second, _ in pairs for index in (first, second)}
-    return any(position in request.written for position in aliased)
+    return {request.call.slots[index] for first, second, _ in pairs for index in (first, second)}
 
 
 def _places(request: Request, buffers: Sequence[Any]) -> list[Place]:
@@ -278,23 +292,27 @@ def _try_with(
     work: Work,
     request: Request,
     staged: frozenset[int],
+    copied: frozenset[int],
     indirection: Watching | Prepared | None,
     room: int,
     earlier: contextlib.ExitStack,
 ) -> Recording | Prepared | tuple[str, frozenset[int]]:
-    """A recording with `staged` on the copy engine, or a reason and the places that should be staged, too.
+    """A recording that copies `staged` before it launches its graph, whose nodes copy `copied`; or a reason and the
+    places that should be staged, too.
 
-    Or, while launches were only watched, the twins with which it should be captured again. `earlier` closes the graphs
+    Or, while launches were only watched, how it should be captured again. `earlier` closes the graphs
     that are given up.
     """
     prepared = indirection if isinstance(indirection, Prepared) else None
     during: Indirection | None = indirection.steering if isinstance(indirection, Prepared) else indirection
-    work = replace(work, indirection=during)
+    inside = _buffers(work, prepared.copied if prepared else copied)
+    work = replace(
+        work,
+        indirection=during,
+        copied={number: _inside(work, request, number, buffer) for number, buffer in inside.items()},
+    )
     all_places = frozenset(range(len(work.places)))
-    staging = {
-        number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
-        for number in staged
-    }
+    staging = _buffers(work, staged)
     with captured_twice(work, staging) as pair:
         captured = pair.captured
         unexplained = pair.found.unexplained or _unknown_host_work(captured)
@@ -312,7 +330,7 @@ def _try_with(
                 return again
         indirect = prepared.places if prepared else frozenset()
         plan = _plan(work, request, captured, pair.found, staged, indirect)
-        player = Player(plan, captured.graph, work.driver, staging)
+        player = Player(plan, captured.graph, work.driver, staging, inside)
         borrowed = [position for position, entry in enumerate(plan.returned) if isinstance(entry, FromInput)]
         tensors = [value for value in work.inputs if isinstance(value, torch.Tensor)]
         try:
@@ -336,14 +354,29 @@ def _try_with(
     return Recording(player, captured.graph, work.pool, tuple(work.generators), log, indirection=prepared)
 
 
+def _buffers(work: Work, numbers: Collection[int]) -> dict[int, torch.Tensor]:
+    """Memory for these places at which the graph finds them in every replay."""
+    return {
+        number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
+        for number in sorted(numbers)
+    }
+
+
+def _inside(work: Work, request: Request, number: int, buffer: torch.Tensor) -> Inside:
+    place = work.places[number]
+    return Inside(buffer, not place.is_output, place.is_output or place.source in request.written)
+
+
 def _twins_for(
     work: Work, request: Request, found: Found, watched: Watching, staged: frozenset[int]
 ) -> Prepared | None:
-    """The twins that the plan asks for; None if it asks for none, or they cannot be had."""
+    """The twins and copies that the plan asks for; None if it asks for none, or they cannot be had."""
     forced = request.facts.settings.engine == Engine.INDIRECT.value
+    aliased = _aliased(request)
+    alone = [n for n, place in enumerate(work.places) if not place.is_output and place.source not in aliased]
     try:
-        watched.asked = wanted(forced, work, request.written, found, staged)
-        return prepare(watched, watched.asked.places, work.driver)
+        watched.asked = wanted(forced, work, request.written, found, staged, alone)
+        return prepare(watched, watched.asked.places, watched.asked.copied, work.driver)
     except Exception as error:
         if request.facts.settings.strict:
             raise
@@ -378,7 +411,7 @@ def _plan(
     slots = []
     slot_of_buffer: dict[int, int] = {}
     for number, place in enumerate(work.places):
-        if number in staged:
+        if number in staged or number in work.copied:
             engine = Engine.COPY
         elif number in indirect:
             engine = Engine.INDIRECT

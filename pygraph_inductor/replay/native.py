@@ -21,7 +21,6 @@ from pygraph_inductor.driver import libcuda
 from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind
 from pygraph_inductor.replay.plan import (
     Again,
-    Engine,
     FromAllocation,
     FromConstant,
     FromInput,
@@ -224,6 +223,8 @@ def _program(
 ) -> _Writer:
     plan, native = player.plan, graph.native()
     on_device = driver.device.type == "cuda"
+    if player.stages:
+        raise _NotNative
     slots = _inputs_first(plan)
     views = sum(1 for entry in plan.returned if isinstance(entry, FromAllocation | FromInput) and entry.view)
     writer = _Writer()
@@ -282,8 +283,6 @@ def _returns_code(kind: type | None) -> int:
 
 
 def _inputs_first(plan: Plan) -> Sequence[Any]:
-    if any(slot.engine is Engine.COPY for slot in plan.slots):
-        raise _NotNative
     roles = [slot.is_output for slot in plan.slots]
     if roles != sorted(roles) or any(slot.is_output and slot.residue for slot in plan.slots):
         raise _NotNative

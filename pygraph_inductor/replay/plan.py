@@ -14,7 +14,7 @@ class Engine(enum.Enum):
 
     PATCH = "patch"  # rewrite the words of the consuming nodes
     INDIRECT = "indirect"  # kernels read it from a table, which the first node writes; other consumers are rewritten
-    COPY = "copy"  # stage through a buffer with a fixed address
+    COPY = "copy"  # stage through a buffer with a fixed address: by nodes of the graph that have bindings, else by us
     STATIC = "static"  # patch, for a slot that is not expected to move
 
 

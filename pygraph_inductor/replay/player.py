@@ -6,8 +6,9 @@ The last step of a call. It knows the plan, the graph and the driver, nothing of
 from __future__ import annotations
 
 import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ import torch
 from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind, UpdateRefused
 from pygraph_inductor.replay.plan import (
     Again,
-    Engine,
     FromAllocation,
     FromConstant,
     FromInput,
@@ -48,18 +48,33 @@ class Prepared:
 class Player:
     """Replays one recording. Not thread-safe: the recording's pool lock is held around a call."""
 
-    def __init__(self, plan: Plan, graph: Graph, driver: Driver, staging: dict[int, torch.Tensor]) -> None:
-        """`staging` maps slots on the copy engine to tensors at the addresses the graph holds for them."""
+    def __init__(
+        self,
+        plan: Plan,
+        graph: Graph,
+        driver: Driver,
+        staging: dict[int, torch.Tensor],
+        inside: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """`staging`: tensors at the addresses that the graph holds for slots that the player has to copy; `inside`:
+        those of slots that the graph copies itself.
+        """
         self.plan = plan
         self.updates = 0
         self.staged = 0
         self._graph = graph
         self._driver = driver
         self._staging = staging
+        self._inside = inside
         # Where the graph was told each slot is, shared with the launcher in C; 0: it has to be told (again).
         self.known = array.array(
             "Q", [staging[number].data_ptr() if number in staging else 0 for number in range(len(plan.slots))]
         )
+
+    @property
+    def stages(self) -> bool:
+        """Whether it copies tensors in every call."""
+        return bool(self._staging)
 
     def rebase(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Before instantiation: tell the nodes where this call's tensors are. Returns its outputs, to be held.
@@ -75,7 +90,7 @@ class Player:
         for slot in self.plan.slots:
             address = (held[slot.source] if slot.is_output else inputs[slot.source]).data_ptr()
             usable = address % self._driver.alignment == slot.residue
-            for binding in slot.bindings if slot.engine is not Engine.COPY else ():
+            for binding in slot.bindings:
                 if usable or nodes[binding.node].kind is not NodeKind.KERNEL:
                     nodes[binding.node].areas[binding.area].set_word(binding.offset, address + binding.addend)
                     dirty[binding.node] = None
@@ -105,7 +120,7 @@ class Player:
 
         Buffers through which outputs are staged are filled, too: what the graph does not write is copied from there.
         """
-        for number, buffer in self._staging.items():
+        for number, buffer in (*self._staging.items(), *self._inside.items()):
             if self.plan.slots[number].is_output:
                 bytes_of(buffer).fill_(pattern)
         outputs, guards = [], []
@@ -145,7 +160,7 @@ class Player:
         copies: dict[int, torch.Tensor] = {}
         for number, (slot, holder) in enumerate(zip(self.plan.slots, holders, strict=True)):
             address = holder.data_ptr()
-            if slot.engine is Engine.COPY:
+            if number in self._staging:
                 copies[number] = self._staging[number]
             elif address % alignment != slot.residue and slot.bindings:
                 copies[number] = aligned_buffer(self._driver, slot.layout, slot.residue)

@@ -44,7 +44,7 @@ def measure(driver: Driver, calls: int = _CALLS) -> Coefficients:
         table_update=max(refreshed - table[MANY], _LEAST),
         table_node=max(extra[FEW] - FEW * max(load, 0.0), _LEAST),
         indirect_load=max(load, _LEAST),
-        copy_launch=max(staged[SMALL] - in_python, _LEAST),
+        copy_launch=max(staged[SMALL] - still[FEW], _LEAST),
         bytes_per_us=4 * (LARGE - SMALL) / max(copying, _LEAST),
         python_replay=max(python, _LEAST),
     )

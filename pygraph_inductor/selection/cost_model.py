@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,9 @@ class Coefficients:
     table_update: float = 0.3  # rewriting the node that writes a table, on the host
     table_node: float = 1.6  # running that node, on the device
     indirect_load: float = 0.13  # what a kernel takes longer if it is given addresses of addresses
-    copy_launch: float = 9.1  # copying one small tensor before the launch: 7 on the host, 2.1 on the device
+    copy_launch: float = 2.1  # copying one small tensor, by a node of the graph
     bytes_per_us: float = 2.0e6  # of such a copy: each byte is read and written
-    python_replay: float = 20.0  # staged slots are served by Python instead of C
+    python_replay: float = 20.0  # what a replay takes longer from Python than from C
 
     def to_dict(self) -> dict[str, float]:
         return dataclasses.asdict(self)
@@ -41,7 +41,7 @@ class SlotUse:
     nodes: Any  # that hold its address
     kernels: Any  # those of them that have a twin
     nbytes: Any
-    written: bool = False
+    written: bool = False  # and read before: it is copied both ways
     moves: bool = True  # False: not expected to move between calls
 
 
@@ -63,10 +63,10 @@ class CostModel:
         return sympy.Float(c.indirect_load) * use.kernels + rest + refresh
 
     def copy(self, use: SlotUse) -> Any:
-        """The tensor is copied to where the graph expects it; copied back as well, where it is written."""
+        """The graph copies it to where its kernels expect it, and back where it is written; its copies are told."""
         c = self.coefficients
-        times = 2 if use.written else 1
-        return times * (sympy.Float(c.copy_launch) + use.nbytes / sympy.Float(c.bytes_per_us)) + c.python_replay
+        one = c.copy_launch + (c.node_update if use.moves else 0.0)
+        return (2 if use.written else 1) * (sympy.Float(one) + use.nbytes / sympy.Float(c.bytes_per_us))
 
     def of(self, use: SlotUse, sharing: Any = 1) -> dict[str, Any]:
         """What each engine costs for a slot on its own. `static` is `patch` for a slot that stays where it is."""
@@ -77,12 +77,6 @@ class CostModel:
         return costs
 
 
-def all_copied(uses: Sequence[SlotUse], model: CostModel) -> Any:
-    """What a call costs in which all these slots are staged; Python serves them together."""
-    python = model.coefficients.python_replay
-    return sum((model.copy(use) - python for use in uses), start=sympy.Float(python))
-
-
 def value(cost: Any, sizes: Mapping[Any, int] | None = None) -> float:
     """A cost in µs, with numbers for the sizes it depends on."""
     return float(sympy.sympify(cost).subs(sizes or {}))
@@ -90,93 +84,127 @@ def value(cost: Any, sizes: Mapping[Any, int] | None = None) -> float:
 
 @dataclass(frozen=True)
 class Consumers:
-    """The nodes that hold a slot's address, and those of them that are launches of a kernel with a twin."""
+    """The nodes that hold a slot's address, those of them that are launches of a kernel with a twin, and what it costs
+    if the graph copies the slot, in µs; None if it must not be copied.
+    """
 
     nodes: frozenset[int]
     kernels: frozenset[int]
+    copying: float | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The slots that are indirect, and what a call costs so, and otherwise, in µs."""
+    """The slots that are indirect or copied, and what a call costs so, and otherwise, in µs."""
 
     indirect: frozenset[int]
+    copied: frozenset[int]
     cost: float
     patched: float  # if every slot were patched
     indirected: float  # if every slot that can be were indirect
+    all_copied: float  # if every slot that can be were copied
 
 
 def choose(slots: Mapping[int, Consumers], coefficients: Coefficients) -> Choice:
-    """The cheapest set of indirect slots among those that move. `slots`: their consumers, by number.
+    """The cheapest engines for slots that all move. `slots`: their consumers, by number.
 
-    Slots share: one update serves every slot of a node, one table every twin. So sets are compared, not slots: none,
-    all, and from the better one on changing one slot at a time.
+    Slots share: one update serves every slot of a node, one table every twin. So whole plans are compared, not slots:
+    one engine for all, as far as it can serve them, and from there on changing one slot at a time.
     """
-    candidates = frozenset(number for number, consumers in slots.items() if consumers.kernels)
-    none, everything = _Set(slots, coefficients), _Set(slots, coefficients)
-    for number in candidates:
-        everything.flip(number)
-    patched, indirected = none.cost, everything.cost
-    best = everything if indirected < patched else none
-    for _ in range(_SWEEPS):
-        if not _improve(best, sorted(candidates)):
-            break
-    if best.cost >= patched:  # from all of them down to none, a step at a time
-        return Choice(frozenset(), patched, patched, indirected)
-    return Choice(frozenset(best.members), best.cost, patched, indirected)
+    plans = [_Plan(slots, coefficients, engine) for engine in (PATCH, INDIRECT, COPY)]
+    patched, indirected, all_copied = (plan.cost for plan in plans)
+    for plan in plans:
+        for _ in range(_SWEEPS):
+            if not _improve(plan):
+                break
+    best = min(plans, key=lambda plan: plan.cost)
+    if best.cost >= patched:  # from another engine down to none, a step at a time
+        best = _Plan(slots, coefficients, PATCH)
+    return Choice(best.having(INDIRECT), best.having(COPY), best.cost, patched, indirected, all_copied)
 
 
-def _improve(chosen: _Set, candidates: Sequence[int]) -> bool:
+def _improve(plan: _Plan) -> bool:
     improved = False
-    for number in candidates:
-        before = chosen.cost
-        chosen.flip(number)
-        if chosen.cost < before - 1e-9:
-            improved = True
-        else:
-            chosen.flip(number)
+    for number in plan.slots:
+        for engine in plan.able(number):
+            before, cost = plan.engines[number], plan.cost
+            if engine == before:
+                continue
+            plan.give(number, engine)
+            if plan.cost < cost - 1e-9:
+                improved = True
+            else:
+                plan.give(number, before)
     return improved
 
 
-def cost_of(indirect: Collection[int], slots: Mapping[int, Consumers], coefficients: Coefficients) -> float:
-    """What a call costs in which all slots moved and those are indirect, in µs."""
-    chosen = _Set(slots, coefficients)
-    for number in indirect:
-        chosen.flip(number)
-    return chosen.cost
+def cost_of(engines: Mapping[int, str], slots: Mapping[int, Consumers], coefficients: Coefficients) -> float:
+    """What a call costs in which all slots moved, in µs. What is not in `engines` is patched."""
+    plan = _Plan(slots, coefficients, PATCH)
+    for number, engine in engines.items():
+        plan.give(number, engine)
+    return plan.cost
 
 
-class _Set:
-    """A set of indirect slots, and its cost, kept up to date."""
+class _Plan:
+    """An engine for each slot, and what they cost together, kept up to date. It begins with one for all that can."""
 
-    def __init__(self, slots: Mapping[int, Consumers], coefficients: Coefficients) -> None:
-        self._slots = slots
+    def __init__(self, slots: Mapping[int, Consumers], coefficients: Coefficients, engine: str) -> None:
+        self.slots = slots
+        self.engines: dict[int, str] = {}
         self._c = coefficients
-        self.members: set[int] = set()
-        self._updated = Counter(node for consumers in slots.values() for node in consumers.nodes)
+        self._updated: Counter[int] = Counter()
         self._twins: Counter[int] = Counter()
-        self._nodes_to_update = len(self._updated)
-        self._kernels = 0
+        self._nodes_to_update = self._kernels = self._indirect = 0
+        self._copying = 0.0
+        for number in slots:
+            self._count(number, engine if engine in self.able(number) else PATCH, 1)
 
-    def flip(self, number: int) -> None:
-        """Make a slot indirect, or patched again."""
-        step = -1 if number in self.members else 1
-        self.members ^= {number}
-        for node in self._slots[number].kernels:
-            updated_before, twins_before = self._updated[node] > 0, self._twins[node] > 0
-            self._updated[node] -= step
-            self._twins[node] += step
-            self._nodes_to_update += (self._updated[node] > 0) - updated_before
-            self._kernels += (self._twins[node] > 0) - twins_before
+    def able(self, number: int) -> list[str]:
+        """The engines that can serve a slot."""
+        consumers = self.slots[number]
+        able = [PATCH]
+        if consumers.kernels:
+            able.append(INDIRECT)
+        if consumers.copying is not None:
+            able.append(COPY)
+        return able
+
+    def give(self, number: int, engine: str) -> None:
+        """Another engine for a slot."""
+        self._count(number, self.engines[number], -1)
+        self._count(number, engine, 1)
+
+    def having(self, engine: str) -> frozenset[int]:
+        """The slots with this engine."""
+        return frozenset(number for number, one in self.engines.items() if one == engine)
+
+    def _count(self, number: int, engine: str, step: int) -> None:
+        self.engines[number] = engine
+        consumers = self.slots[number]
+        if engine == COPY:
+            self._copying += step * (consumers.copying or 0.0)
+            return
+        self._indirect += step * (engine == INDIRECT)
+        for node in consumers.nodes:
+            if engine == INDIRECT and node in consumers.kernels:
+                before = self._twins[node] > 0
+                self._twins[node] += step
+                self._kernels += (self._twins[node] > 0) - before
+            else:
+                before = self._updated[node] > 0
+                self._updated[node] += step
+                self._nodes_to_update += (self._updated[node] > 0) - before
 
     @property
     def cost(self) -> float:
         c = self._c
-        tables = -(-len(self.members) // PER_TABLE_NODE)
+        tables = -(-self._indirect // PER_TABLE_NODE)
         return (
             c.node_update * self._nodes_to_update
             + c.indirect_load * self._kernels
             + (c.table_node + c.table_update) * tables
+            + self._copying
         )
 
 

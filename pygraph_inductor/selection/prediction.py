@@ -21,6 +21,7 @@ MOST_A_LAUNCH = 60.0
 A_LAUNCH = 16.0
 A_REPLAY = 4.0
 AN_OUTPUT = 2.5
+A_COPY = 7.0  # of a small tensor, from Python
 
 
 @dataclass(frozen=True)
@@ -56,23 +57,30 @@ class Prediction:
 def predict(plan: Plan, kinds: Iterable[str], coefficients: Coefficients, twins: int = 0) -> Prediction:
     """What is known in advance about a recorded graph; `kinds` are those of its nodes, `twins` counts such kernels."""
     added = _copied(slot for slot in plan.slots if slot.engine is Engine.COPY) / coefficients.bytes_per_us
-    launches = sum(kind != "empty" for kind in kinds)
+    # The plain call launches neither the copies that the graph makes of slots nor what writes its table.
+    ours = sum(_copies(slot) for slot in plan.slots if slot.engine is Engine.COPY and slot.bindings) + _tables(plan)
+    launches = sum(kind != "empty" for kind in kinds) - ours
     expected = (_of_graph(plan, twins, coefficients), Expected(Variant.PLAIN, A_LAUNCH * launches, 0.0))
     return Prediction(added, MOST_A_LAUNCH * launches, expected)
 
 
 def _of_graph(plan: Plan, twins: int, c: Coefficients) -> Expected:
     """A replay whose slots have all moved that are expected to."""
-    told = [slot for slot in plan.slots if slot.engine in (Engine.PATCH, Engine.INDIRECT)]
+    told = [slot for slot in plan.slots if slot.engine is not Engine.STATIC]
     updated = len({binding.node for slot in told for binding in slot.bindings})
-    indirect = sum(slot.engine is Engine.INDIRECT for slot in told)
-    staged = [slot for slot in plan.slots if slot.engine is Engine.COPY]
+    copied = [slot for slot in told if slot.engine is Engine.COPY]
+    staged = [slot for slot in copied if not slot.bindings]  # by Python; the others are copied by nodes of the graph
     host = A_REPLAY + AN_OUTPUT * len(plan.allocations) + c.node_update * updated
     if staged:
-        host += c.python_replay + c.copy_launch * sum(map(_copies, staged))
-    tables = -(-indirect // PER_TABLE_NODE)
-    added = c.table_node * tables + c.indirect_load * twins + _copied(staged) / c.bytes_per_us
+        host += c.python_replay + A_COPY * sum(map(_copies, staged))
+    added = c.table_node * _tables(plan) + c.indirect_load * twins
+    added += c.copy_launch * sum(map(_copies, copied)) + _copied(copied) / c.bytes_per_us
     return Expected(Variant.GRAPH, host, added)
+
+
+def _tables(plan: Plan) -> int:
+    """The nodes that write addresses for twins."""
+    return -(-sum(slot.engine is Engine.INDIRECT for slot in plan.slots) // PER_TABLE_NODE)
 
 
 def _copies(slot: Slot) -> int:

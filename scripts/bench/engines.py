@@ -16,12 +16,11 @@ import functools
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pygraph_inductor.driver.protocol import Driver
-from pygraph_inductor.selection import cost_model
 from pygraph_inductor.selection.cost_model import Coefficients, Consumers, CostModel, SlotUse, cost_of, value
 
 CONSUMERS = (1, 2, 8, 32, 100, 256)
@@ -80,12 +79,9 @@ def predicted(point: Point, coefficients: Coefficients) -> dict[str, float]:
     for number in range(point.slots):
         nodes = frozenset(range(number * point.consumers, (number + 1) * point.consumers))
         slots[number] = Consumers(nodes, nodes)
-    uses = [SlotUse(point.consumers, point.consumers, point.nbytes)] * point.slots
-    return {
-        "patch": cost_of((), slots, coefficients),
-        "indirect": cost_of(slots, slots, coefficients),
-        "copy": value(cost_model.all_copied(uses, CostModel(coefficients))),
-    }
+    copying = value(CostModel(coefficients).copy(SlotUse(point.consumers, point.consumers, point.nbytes)))
+    slots = {number: replace(consumers, copying=copying) for number, consumers in slots.items()}
+    return {engine: cost_of(dict.fromkeys(slots, engine), slots, coefficients) for engine in ENGINES}
 
 
 def measure(driver: Driver, calls: int, sweep: Sequence[Point]) -> dict[str, Any]:

@@ -290,6 +290,29 @@ def test_auto_follows_the_model(monkeypatch: pytest.MonkeyPatch, load: float, ch
     assert log.why
 
 
+def sixty_reductions(x: torch.Tensor) -> torch.Tensor:
+    """Over rows and columns by turns: each is a kernel that reads `x`, and only the last one writes an output."""
+    y = x
+    for number in range(60):
+        y = torch.softmax(y * 2 + x, number % 2)
+    return y
+
+
+@pytest.mark.parametrize("copying", [2.0, 1000.0])
+def test_auto_copies_a_small_input_with_many_readers(monkeypatch: pytest.MonkeyPatch, copying: float) -> None:
+    costs = Coefficients(node_update=0.2, table_node=4.0, copy_launch=copying)
+    monkeypatch.setattr(planning, "coefficients", lambda driver, folder: costs)
+    with pygraph_inductor.config.patch(engine="auto"), torch.no_grad():
+        call = compiled(sixty_reductions)
+        agreement = agree(call, lambda _: (randn(64, 64),), replays=CALLS - 2)
+    (log,) = agreement.counting.functions[0].recordings
+    assert log.kernels >= 60 and log.staged == 0
+    assert log.slots == ({"copy": 1, "patch": 1} if copying == 2.0 else {"patch": 2}), log.why
+    if copying == 2.0:
+        # The copy and the kernel that writes the output, in each replay and in the one that verified it.
+        assert log.updates == 2 * (log.replays + 1)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["bert", "bert_dropout", "recommender", "checkpointed"])
 def test_training(name: str) -> None:

@@ -240,10 +240,45 @@ def test_the_launcher_answers_ordinary_calls(path: str) -> None:
     assert in_python == (0 if path == "launcher in C" else 6)
 
 
-def test_slots_on_the_copy_engine_give_the_same() -> None:
+def test_slots_on_the_copy_engine_are_copied_by_the_graph(path: str) -> None:
     generated = Generated(out_of((512, 4096), torch.bfloat16, torch.mm), settings=Settings(engine="copy"))
     check(generated, lambda: (bf(512, 1024), bf(1024, 4096)))
-    assert generated.recordings[0].log.slots == {"copy": 3}
+    (recording,) = generated.recordings
+    assert recording.log.slots == {"copy": 3} and recording.player.staged == 0
+    assert (recording.python_replays == 0) is (path == "launcher in C")
+    copies = [node.index for node in recording.graph.nodes if node.kind is NodeKind.MEMCPY]
+    assert [[binding.node for binding in slot.bindings] for slot in recording.player.plan.slots] == [
+        [copies[0]],
+        [copies[1]],
+        [copies[-1]],
+    ]
+
+
+def test_written_input_on_the_copy_engine_is_copied_back() -> None:
+    def body(empty: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.add_(y)
+        out = empty((64, 64), (64, 1), F32)
+        torch.mm(x, y, out=out)
+        return (out, x, torch.sort(y)[1])
+
+    generated = Generated(body, mutated_inputs=frozenset({0}), settings=Settings(engine="copy"))
+    check(generated, lambda: (bf(64, 64, dtype=F32), bf(64, 64, dtype=F32).t()))
+    assert set(generated.recordings[0].log.slots) == {"copy"} and generated.recordings[0].player.staged == 0
+
+
+def test_gaps_of_a_written_input_stay_as_they_are() -> None:
+    """The player copies elements there, and the graph would copy bytes."""
+    generated = Generated(
+        lambda empty, x: (x.mul_(2).sum(0),), mutated_inputs=frozenset({0}), settings=Settings(engine="copy")
+    )
+    for _ in range(6):
+        memory = bf(64, 64, dtype=F32)
+        want = memory.clone()
+        want[:, ::2] *= 2
+        (got,) = generated.call([memory[:, ::2]])
+        torch.testing.assert_close(got, want[:, ::2].sum(0))
+        assert torch.equal(memory, want)
+    assert generated.recordings[0].player.staged > 0
 
 
 def test_written_input_is_written_in_place() -> None:

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from pygraph_inductor.driver.protocol import Timing
 from pygraph_inductor.selection.cost_model import Coefficients
 from pygraph_inductor.selection.judge import Rules, Variant, judge
-from pygraph_inductor.selection.prediction import A_LAUNCH, A_REPLAY, AN_OUTPUT, MOST_A_LAUNCH, Prediction, predict
+from pygraph_inductor.selection.prediction import (
+    A_COPY,
+    A_LAUNCH,
+    A_REPLAY,
+    AN_OUTPUT,
+    MOST_A_LAUNCH,
+    Prediction,
+    predict,
+)
 
 
 @settings(deadline=None)  # about values, and machines can be busy
@@ -61,16 +69,19 @@ def test_expected_host_time_counts_launches_outputs_updated_nodes_and_staged_slo
 
     c = Coefficients(bytes_per_us=1 << 20)
 
-    def expected(*slots, twins=0, outputs=0):
+    def expected(*slots, twins=0, outputs=0, ours=0):
+        """`ours`: nodes that the plain call has no launch for."""
         plan = Plan(slots, (Allocation(layout, None),) * outputs, (), tuple)
-        found = {one.variant: one for one in predict(plan, ["kernel"] * 3, c, twins).expected}
+        found = {one.variant: one for one in predict(plan, ["kernel"] * (3 + ours), c, twins).expected}
         assert found[Variant.PLAIN].host == 3 * A_LAUNCH and found[Variant.PLAIN].added == 0
         return found[Variant.GRAPH]
 
     assert expected(slot(Engine.STATIC, 0, 1)).host == A_REPLAY
     shared = expected(slot(Engine.PATCH, 0, 1), slot(Engine.PATCH, 1), outputs=2)
     assert shared.host == A_REPLAY + 2 * AN_OUTPUT + 2 * c.node_update and shared.added == 0
-    table = expected(slot(Engine.INDIRECT, 0), slot(Engine.INDIRECT, 0), twins=5)
+    table = expected(slot(Engine.INDIRECT, 0), slot(Engine.INDIRECT, 0), twins=5, ours=1)
     assert table.host == A_REPLAY + c.node_update and table.added == c.table_node + 5 * c.indirect_load
     staged = expected(slot(Engine.COPY), slot(Engine.COPY, written=True))
-    assert staged.host == A_REPLAY + c.python_replay + 3 * c.copy_launch and staged.added == 12
+    assert staged.host == A_REPLAY + c.python_replay + 3 * A_COPY and staged.added == 12 + 3 * c.copy_launch
+    copied = expected(slot(Engine.COPY, 0), slot(Engine.COPY, 1, 9, written=True), ours=3)
+    assert copied.host == A_REPLAY + 3 * c.node_update and copied.added == staged.added

@@ -32,6 +32,7 @@ POLL = 0.1
 TAIL = 15  # lines of a dead worker's log that are shown
 MARGIN = 40.0  # seconds of the budget in which nothing new is started
 NOT_REACHED = "not reached within the time budget"
+TURN = 4.0  # seconds that a process takes beyond those in which it times
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ class Run:
                 items.append(item)
         self.prepare(items)
         for item in items:
-            if item.timer is None or not self.timed(item, item.timer):
+            if item.timer is None or item.timer.killed == NOT_REACHED or not self.timed(item, item.timer):
                 self.tell(item.workload, NOT_REACHED, None)
             else:
                 results.append(self.finish(item))
@@ -288,17 +289,21 @@ class Run:
     def timed(self, item: Item, timer: Worker) -> bool:
         """Let a prepared process time its workload; False if the time budget ended before it could."""
         if timer.running():
-            if self.left() < self.options.seconds + MARGIN / 4:
-                timer.kill("the time budget was spent")
+            if self.left() < self.options.seconds + TURN:
+                timer.kill(NOT_REACHED)
+                return False
             else:
                 self.tell(item.workload, "timing", None)
                 timer.go(min(self.options.seconds * 3 + 60, self.left()))
         answer, failure = timer.found()
         self.merge(item, answer, failure)
-        return failure is None or self.left() > MARGIN / 4
+        return failure is None or self.left() > TURN
 
     def prepare(self, items: Sequence[Item]) -> None:
-        """Every item's probes, then its timing process up to the gate; at most `jobs` at work at a time."""
+        """Every item's probes, then its timing process up to the gate; at most `jobs` at work at a time.
+
+        Ends early when the time that is left is just enough to time what is ready.
+        """
         probes = [name for name in PROBED if name in self.options.variants] if self.options.probe else []
         # All plain calls first: they compile the kernels that the other variants then find in the cache.
         queue = [(item, name) for name in probes for item in items]
@@ -324,6 +329,11 @@ class Run:
             if self.left() <= MARGIN:
                 queue.clear()
                 ready.clear()
+            waiting = sum(item.timer is not None and item.timer.ready.is_set() for item in items)
+            if self.left() <= waiting * (self.options.seconds + TURN) + TURN:
+                for _, _, worker in running:
+                    worker.kill(NOT_REACHED)
+                return
             time.sleep(POLL)
 
     def start_timer(self, item: Item) -> Worker:
@@ -334,6 +344,7 @@ class Run:
         variants = [variant for variant in self.options.variants if variant not in broken]
         arguments = ["time", name, "--device", self.options.device, "--variants", ",".join(variants)]
         arguments += ["--seconds", str(self.options.seconds), "--floor", item.floor or "", "--gate"]
+        arguments += [] if self.options.probe else ["--profile"]
         return self.start(f"{name}.time", arguments)
 
     def start_probe(self, item: Item, name: str) -> Worker:

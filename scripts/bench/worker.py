@@ -25,7 +25,7 @@ from scripts.bench.profile import profiled
 from scripts.bench.registry import SEED, Draw, Program, Workload, all_workloads, preserved
 from scripts.bench.results import Memory, Startup, Timing, VariantResult, encode, write_json
 from scripts.bench.stats import Spread
-from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, VARIANTS, Variant, active, compiled, unavailable
+from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS, Variant, active, compiled, unavailable
 
 WARM_UP = 4  # plain, recording, two replays
 UNSETTLED = 2  # plain, recording: what follows is timed to decide between them, which needs a quiet machine
@@ -119,12 +119,7 @@ def probe(workload: Workload, variant: Variant, device: torch.device, cache: str
     if not simulated:
         with active(variant):
             result.memory = memory_of(runner, draw)
-            inputs = iter([program.fresh(draw) for _ in range(PROFILED + 1)])
-            try:
-                result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
-            except Exception as error:  # the profiler's trouble is not the variant's
-                traceback.print_exc()
-                result.reason = f"profiler: {one_line(error)}"
+        profile_into(result, runner, draw)
     result.skips = facts.dynamo_counters()
     if variant.ours:
         result.graphs = facts.steady_graphs(runner, draw, before=0)
@@ -137,6 +132,17 @@ def probe(workload: Workload, variant: Variant, device: torch.device, cache: str
         except Exception as error:  # whatever a capture may raise: it decides how the floor is found
             found["floor"] = one_line(error)
     return found
+
+
+def profile_into(result: VariantResult, runner: Runner, draw: Draw) -> None:
+    """Profile a few iterations; the profiler's trouble is not the variant's."""
+    inputs = iter([runner.program.fresh(draw) for _ in range(PROFILED + 1)])
+    try:
+        with active(runner.variant):
+            result.profile = profiled(lambda: runner.iterate(next(inputs)), PROFILED)
+    except Exception as error:
+        traceback.print_exc()
+        result.reason = f"profiler: {one_line(error)}"
 
 
 def memory_of(runner: Runner, draw: Draw) -> Memory:
@@ -263,6 +269,14 @@ class Timed:
         if self.wants_floor and FLOOR.name not in self.runners and plain is not None:
             self.attempt(FLOOR, lambda: self.floor_from_kernels(plain))
 
+    def profile(self) -> None:
+        """What a process of its own finds otherwise, as far as it can be told apart from the other variants."""
+        for name in (INDUCTOR.name, STOCK.name, OURS.name):
+            if not self.simulated and name in self.runners:
+                profile_into(self.results[name], self.runners[name], self.draw)
+        if [name for name, runner in self.runners.items() if runner.variant.ours] == [OURS.name]:
+            self.results[OURS.name].graphs = facts.steady_graphs(self.runners[OURS.name], self.draw, before=0)
+
     def floor_from_kernels(self, plain: Runner) -> None:
         inputs = iter([self.program.fresh(self.draw) for _ in range(PROFILED + 1)])
         with active(plain.variant):
@@ -310,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", default="shared")
     parser.add_argument("--floor", default="", help="why the floor cannot be captured")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--profile", action="store_true", help="count kernels and copies after timing")
     parser.add_argument("--gate", action="store_true", help="say READY and wait for a line before timing")
     options = parser.parse_args(arguments)
     say = sys.stdout
@@ -331,6 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(READY, file=say, flush=True)
             sys.stdin.readline()
         timed.time(options.seconds)
+        if options.profile:
+            timed.profile()
         found = {"variants": {name: encode(result) for name, result in timed.results.items()}}
     write_json(options.out, found)
     return 0

@@ -97,6 +97,31 @@ def test_a_spent_budget_starts_nothing(options):
     assert told == ["not reached within the time budget"]
 
 
+def test_what_is_ready_is_timed_though_others_are_not(options, tmp_path, monkeypatch):
+    """A workload that takes long to compile must not cost the others their turn."""
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import sys, time\n"
+        "if 'TKE' in sys.argv: time.sleep(60)\n"
+        "print('READY', flush=True); sys.stdin.readline()\n"
+        "open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{}')\n"
+    )
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    monkeypatch.setattr(run, "MARGIN", 0.0)
+    quick = replace(
+        options, probe=False, worker=(sys.executable, str(script)), jobs=2, batch=2, budget=2 * run.TURN + 4.0
+    )
+    told = []
+    started = time.monotonic()
+    found = Run(quick, lambda w, state, _: told.append((w.name, state))).all(
+        [all_workloads()["WIDE"], all_workloads()["TKE"]]
+    )
+    assert time.monotonic() - started < quick.budget
+    assert [(one.workload, one.status) for one in found] == [("WIDE", "ok")]
+    assert told[-1] == ("TKE", "not reached within the time budget")
+    assert [one.workload for one in load(options.out)] == ["WIDE"]
+
+
 def test_a_missing_package_skips_the_workload_visibly(options, monkeypatch):
     workload = all_workloads()["VM"]
     monkeypatch.setattr(Workload, "missing", lambda self: ["torchvision"])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pygraph_inductor.reporting.places import place_of
 
 
@@ -43,7 +45,7 @@ def counts(nodes: Iterable[Any], reason_for: Callable[[Any], str | None]) -> tup
 
 
 # Results of an operator with several, which is a node of its own; and what launches no kernel.
-_PARTS, _NO_KERNELS = ("MultiOutput",), ("DeviceCopy",)
+_PARTS, _NO_KERNELS, _LOOP = ("MultiOutput",), ("DeviceCopy",), "WhileLoop"
 
 
 def _kind(node: Any) -> str:
@@ -52,6 +54,10 @@ def _kind(node: Any) -> str:
 
 def _cut(node: Any, reason: str) -> Cut:
     origins = sorted(_origins(node), key=lambda one: one.name)
+    if _kind(node) == _LOOP:
+        reason = "it asks the host whether to go on"
+        # What the loop starts from may count among its origins.
+        origins = [one for one in origins if isinstance(one.target, torch._ops.HigherOrderOperator)] or origins
     targets = list(dict.fromkeys(str(one.target) for one in origins if one.op == "call_function"))
     what = ", ".join(targets[:3]) + (", …" if len(targets) > 3 else "") or node.get_name()
     if targets == [_UPLOAD]:

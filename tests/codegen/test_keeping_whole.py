@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 from torch._inductor import memory
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.scheduler import Scheduler
@@ -210,6 +211,32 @@ def test_branch_takes_all_graphs_where_that_is_switched_off(cuda, tmp_path):
         compile_module(Branch(), (8, 8), folder=tmp_path, mode="reduce-overhead")
     [facts] = pygraph_inductor.report().graphs
     assert facts.pieces == 0 and any("torch.cond" in line for line in facts.cuts)
+
+
+class Loop(torch.nn.Module):
+    def forward(self, x):
+        y = x.sin() @ x
+        start = x.sum().to(torch.int64), y
+        small = lambda trips, y: y.abs().amax() < 50
+        trips, y = while_loop(small, lambda trips, y: (trips + 1, 1.5 * y + 0.1), start)
+        return trips.clone(), (y + 1) @ x
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_loop_is_cut_out_and_both_sides_keep_their_graphs(cuda, tmp_path, on):
+    with config.patch(transform_control_flow=on):
+        generated = compile_module(Loop(), (8, 8), folder=tmp_path, mode="reduce-overhead")
+    assert {"partition_0", "partition_1"} <= set(read(generated.source))
+    [facts] = pygraph_inductor.report().graphs
+    assert facts.pieces == 2 and generated.graphs[0].disabled_cudagraphs_reason is None
+    [cut] = facts.cuts
+    assert cut.startswith("while_loop: it asks the host whether to go on (test_keeping_whole.py:"), cut
+    assert cut.endswith(" in forward)"), cut
+    between = generated.source[generated.source.index("(self, args)") :].partition("\nrunner = ")[0]
+    assert between.count("self.partitions[") == 2 and "should_loop" in between
+    # What the loop returned is taken out of its list before the second piece gets it.
+    second = generated.source[generated.source.index("def partition_1") :].partition("async_compile.wait")[0]
+    assert bool(re.search(r"= buf\d+\[\d\]", second)) != on, second
 
 
 def test_failing_rewrite_breaks_no_compilation(cuda, tmp_path, monkeypatch):

@@ -129,6 +129,11 @@ CASES = {
         lambda n: (rand(16, 16), (torch.rand(16, 16) > 0.1 * n).pin_memory(), (torch.rand(16) + n).pin_memory()),
         rewrite="uploads",
     ),
+    "not waiting": Case(
+        lambda x, y: x.clone() @ (x * y.to(x.device, non_blocking=True)) + x.to(x.device, copy=True),
+        lambda n: (rand(16, 16), (torch.rand(16, 16) + n).pin_memory()),
+        rewrite="uploads",
+    ),
     "large": Case(
         lambda x, y: (x + y.to(x.device)).sum(-1),
         lambda n: (rand(2048, 1024), torch.rand(2048, 1024) + n),

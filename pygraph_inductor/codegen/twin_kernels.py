@@ -135,4 +135,11 @@ def compiled_like(kernel: Any, name: str, text: str) -> Any:
     twin.precompile()
     if len(twin.launchers) != 1:
         raise NotIndirectable("its twin has several configurations")
+    if _spills(twin.launchers[0]) > _spills(launchers[0]):
+        raise NotIndirectable("its twin would need more registers than there are")
     return twin
+
+
+def _spills(launcher: Any) -> int:
+    """What a loaded kernel keeps in memory for want of registers."""
+    return getattr(launcher, "n_spills", None) or 0

@@ -128,7 +128,8 @@ def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
         return Node(index, NodeKind.MEMSET, fill.name, fill.areas, fill.identity), fill
     if short == "empty":
         return Node(index, NodeKind.EMPTY, short), None
-    return Node(index, NodeKind.OTHER, short), None
+    # What is inside child graphs and bodies of conditions is not looked into: kernels there get fixed addresses.
+    return Node(index, NodeKind.OTHER, "child graph" if short == "graph" else short), None
 
 
 @contextlib.contextmanager

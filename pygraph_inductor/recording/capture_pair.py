@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pygraph_inductor.driver.protocol import Node, NodeKind
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
 from pygraph_inductor.recording.capture import Captured, StandInSpace, Work, capture_with
 from pygraph_inductor.recording.in_place import in_place_bindings
@@ -62,7 +63,9 @@ def _capture(
 def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captured) -> Pair:
     spans = [place.layout.span for place in work.places]
     nodes = (first.graph.nodes, second.graph.nodes)
-    found = find_bindings(*nodes, Movement(first.addresses, second.addresses, spans))
+    # Where all slots are copied, nobody but the copies was given an address that moved, so other nodes may be anything.
+    asked = nodes if any(number not in work.copied for number in moving) else (_copies(nodes[0]), _copies(nodes[1]))
+    found = find_bindings(*asked, Movement(first.addresses, second.addresses, spans))
     if found.unexplained is not None:
         return Pair(second, found, ())
     by_slot = list(found.by_slot)
@@ -79,6 +82,10 @@ def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captur
             by_slot[number] = bindings
             needless.append(after.copy_node)
     return Pair(second, Found(tuple(by_slot)), tuple(needless))
+
+
+def _copies(nodes: Sequence[Node]) -> list[Node]:
+    return [node for node in nodes if node.kind is NodeKind.MEMCPY]
 
 
 def _only_in(bindings: Sequence[Binding], node: int) -> bool:

@@ -203,7 +203,9 @@ def _plain_call(request: Request) -> Callable[[], Any]:
 
 
 def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -> None:
-    """Capture and verify; a mismatch moves all slots to the copy engine, a second one gives up."""
+    """Capture and verify; a mismatch moves all slots to the copy engine, where the graph copies first and then the
+    player, and the last one gives up.
+    """
     buffers = buffers_of(trial)
     work = Work(
         request.run,
@@ -249,7 +251,11 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
             if to_stage <= staged or _writes_to_aliases(request):
                 attempt.refusal = Refusal(reason)
                 return
-            staged, copied = staged | to_stage, frozenset()
+            if copied:
+                staged, copied = staged | to_stage, frozenset()
+            else:  # by nodes of the graph first, which the launcher in C can serve
+                copied = _to_be_copied(work, request)
+                staged = staged | (to_stage - copied)
 
 
 def _to_be_copied(work: Work, request: Request) -> frozenset[int]:

@@ -26,6 +26,8 @@ from .kernel_shapes import SHAPES, kernels_of
 
 pytestmark = pytest.mark.usefixtures("cuda", "registered")
 CAPABILITIES = (80, 90, 100)
+# Bytes that a twin spills and its kernel does not: such a twin is not used (`compiled_like`).
+SPILLED = {("2.13.0", "matmul template", 90): 8}
 # What the interpreter, which runs one program after the other, cannot run: they wait for each other.
 WAITING = {"cooperative reduction", "split scan"}
 
@@ -50,7 +52,8 @@ def test_twin_loads_and_stores_as_widely_and_spills_no_more(shape: str, capabili
         direct, twin = assembled(text, capability), assembled(whole_twin(text), capability)
         assert twin.instructions == direct.instructions
         assert 1 <= twin.loads - direct.loads <= len(parameters_of(text).pointers)
-        assert twin.spilled <= direct.spilled
+        allowed = SPILLED.get((torch.__version__.split("+")[0], shape, capability), 0)
+        assert twin.spilled <= direct.spilled + allowed
 
 
 def test_alignment_belongs_to_the_pointer(tmp_path: Path) -> None:
@@ -277,6 +280,28 @@ def test_twin_is_compiled_once_in_the_configuration_that_won(tmp_path: Path, mon
     assert launcher.config.found_by_coordesc and not getattr(won, "found_by_coordesc", False)
     assert twin.fn.__name__ == name == kernel.fn.__name__ + TWIN
     assert compiled_like(kernel, name, twin_text) is not twin  # each module's kernels have twins of their own
+
+
+@pytest.mark.parametrize("spills", [(0, 8), (8, 16), (8, 8), (None, None)])
+def test_twin_that_spills_more_registers_than_its_kernel_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spills: tuple[int | None, int | None]
+) -> None:
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime import triton_heuristics
+
+    def launchers(self: Any) -> None:
+        self.launchers = [SimpleNamespace(config=result.config, n_spills=spills[1]) for result in self.compile_results]
+
+    monkeypatch.setattr(triton_heuristics.CachingAutotuner, "_make_launchers", launchers)
+    text = example(tmp_path)
+    kernel = getattr(PyCodeCache.load(text), function_name(text))
+    kernel.launchers = [SimpleNamespace(config=kernel.configs[0], n_spills=spills[0])]
+    name, twin_text = twin_of(text, ["in_ptr0"])
+    if spills[0] == spills[1]:
+        compiled_like(kernel, name, twin_text)
+    else:
+        with pytest.raises(NotIndirectable, match="registers"):
+            compiled_like(kernel, name, twin_text)
 
 
 def function_name(text: str) -> str:

@@ -266,6 +266,32 @@ def test_written_input_on_the_copy_engine_is_copied_back() -> None:
     assert set(generated.recordings[0].log.slots) == {"copy"} and generated.recordings[0].player.staged == 0
 
 
+def test_graph_inside_a_graph_gets_fixed_addresses(path: str) -> None:
+    """Launching a graph in a capture makes a child graph node, whose nodes are not looked into."""
+    inside, doubled = bf(64, 64), bf(64, 64)
+    inner = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(inner):
+        torch.mul(inside, 2, out=doubled)
+
+    def body(empty: Callable[..., Any], x: torch.Tensor) -> Any:
+        inside.copy_(x)
+        inner.replay()
+        out = empty((64, 64), (64, 1), torch.bfloat16)
+        torch.add(doubled, x, out=out)
+        return (out,)
+
+    generated = Generated(body)
+    kept = [bf(64, 64) for _ in range(6)]
+    for x in kept:
+        torch.testing.assert_close(generated.call([x])[0], x * 3, rtol=0.02, atol=0.02)
+    if any("captur" in reason for reason in generated.log.reasons):
+        pytest.skip(f"a graph cannot be launched in a capture here: {generated.log.reasons}")
+    (recording,) = generated.recordings
+    assert "child graph" in [node.name for node in recording.graph.nodes]
+    assert set(recording.log.slots) == {"copy"} and recording.player.staged == 0
+    assert (recording.python_replays == 0) is (path == "launcher in C")
+
+
 def test_gaps_of_a_written_input_stay_as_they_are() -> None:
     """The player copies elements there, and the graph would copy bytes."""
     generated = Generated(

@@ -121,6 +121,28 @@ def test_copy_that_is_not_made_is_caught(monkeypatch: pytest.MonkeyPatch, forgot
     assert only(function).player.staged > 0, "the player copies what the graph does not"
 
 
+def test_graph_with_a_node_that_cannot_be_looked_into_copies_its_slots(caplog: Any) -> None:
+    """A child graph, for instance: nothing in it is rewritten, so its nodes get fixed addresses."""
+    driver = SimulatedDriver()
+    driver.faults.unknown = lambda name: name == "cpp_fused_0"
+    function = HandWritten(two_kernels, driver)
+    check(function, two_vectors)
+    recording = only(function)
+    assert engines(recording) == [Engine.COPY] * 3
+    assert (recording.player.staged, recording.python_replays) == (0, 0)
+    assert "a cpp_fused_0 node" in caplog.text and "staged through fixed buffers" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_hidden_address_in_a_written_tensor_is_served_by_copies() -> None:
+    driver = SimulatedDriver()
+    driver.faults.hides = lambda name, argument: name == "aten.add_.Tensor" and argument == 0
+    function = HandWritten(lambda names, x: (x.add_(1).sum(),), driver, mutated_inputs=frozenset({0}))
+    check(function, lambda: (torch.randn(8),))
+    assert set(engines(only(function))) == {Engine.COPY}
+    assert (only(function).player.staged, only(function).python_replays) == (0, 0)
+
+
 def test_player_copies_if_the_graph_cannot() -> None:
     driver = SimulatedDriver()
     driver.faults.refuses = lambda node: node.kind is NodeKind.MEMCPY

@@ -23,7 +23,7 @@ class Entry:
 
     digest: str
     name: str  # of the function
-    chosen: str  # "graph" or "plain"
+    chosen: str  # "graph", "copy" (a graph with copies of all tensors) or "plain"
     reason: str
     cost_us: float  # of one call, by what was chosen; 0 where nothing was measured
     pinned: bool
@@ -63,7 +63,7 @@ def forget(digest: str | None = None) -> int:
 
 
 def pin(digest: str, chosen: str) -> None:
-    """Fix a decision to "graph" or "plain": nothing measured replaces it.
+    """Fix a decision to "graph", "copy" or "plain": nothing measured replaces it.
 
     Raises KeyError if there is no such decision, ValueError for another word, OSError if it cannot be written.
     """

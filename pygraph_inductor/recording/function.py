@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from pygraph_inductor.recording.plain import run_plainly
 from pygraph_inductor.recording.pools import Pool, pool_for
 from pygraph_inductor.recording.record import Attempt, Recording, Request, record
 from pygraph_inductor.replay import native
-from pygraph_inductor.replay.plan import Layout
+from pygraph_inductor.replay.plan import Engine, Layout
 from pygraph_inductor.replay.player import ReplayFailed
 from pygraph_inductor.reporting import FunctionFacts
 from pygraph_inductor.reporting.facts import register, warn_once
@@ -108,6 +108,7 @@ class RecordedFunction:
         for key, measurement in measured:
             self._selector.show(_call_key(key), measurement)
         with self._lock:
+            recordings += [one.copying for one in recordings if one.copying is not None]
             self._log.replays = self._replays_of_retired + sum(recording.count() for recording in recordings)
             self._log.calls = self._log.plain_calls + self._log.replays
 
@@ -225,6 +226,7 @@ class RecordedFunction:
         """Forget an entry. Needs the lock."""
         entry = self._entries.pop(key, None)
         if isinstance(entry, Recording):
+            self._retire_copying(entry)
             self._retired.append(entry)
             self._replays_of_retired += entry.count()
             front = self._front()
@@ -233,6 +235,13 @@ class RecordedFunction:
             self._log.retired += 1
             with contextlib.suppress(ValueError):
                 self._log.recordings.remove(entry.log)
+
+    def _retire_copying(self, recording: Recording) -> None:
+        """Forget the variant with copies, which is in front of nothing. Needs the lock."""
+        if recording.copying is not None:
+            self._retired.append(recording.copying)
+            self._replays_of_retired += recording.copying.count()
+            recording.copying = None
 
     def _close_retired(self) -> None:
         """Close what was retired. No lock may be held: closing waits for a replay in another thread."""
@@ -295,17 +304,28 @@ class RecordedFunction:
             pool.enter()
         except Exception as error:
             return self._after_error(inputs, error)
-        checked = sorted(self._positions_to_align(inputs))
-        request = Request(self._run, self._facts, self._driver, pool, tuple(inputs), call, checked, self._written)
-        inputs.clear()
+        choice = self._known_choice(key)
+        variant = Variant.COPY if choice is not None and choice.variant is Variant.COPY else Variant.GRAPH
+        request = self._request(inputs, call, pool, variant)
         started = time.perf_counter_ns()
         attempt = record(request)
         if attempt.recording is not None:
+            attempt.recording.variant = variant
             self._begin_selection(attempt, key, request, time.perf_counter_ns() - started)
         if attempt.recording is not None and self._front() is not None:
             self._give_launcher(attempt.recording, request)
         self._settle(key, attempt)
         return attempt.result
+
+    def _request(self, inputs: list[Any], call: Call, pool: Pool, variant: Variant) -> Request:
+        """What `record` wants for a call; consumes `inputs`."""
+        facts = self._facts
+        if variant is Variant.COPY:
+            facts = replace(facts, settings=replace(facts.settings, engine=Engine.COPY.value))
+        checked = sorted(self._positions_to_align(inputs))
+        request = Request(self._run, facts, self._driver, pool, tuple(inputs), call, checked, self._written)
+        inputs.clear()
+        return request
 
     def _give_launcher(self, recording: Recording, request: Request) -> None:
         try:
@@ -332,12 +352,8 @@ class RecordedFunction:
 
     def _settle(self, key: Hashable, attempt: Attempt) -> None:
         self._log.plain_calls += 1
-        surprise = attempt.undeclared_writes - self._written
-        self._written |= surprise
+        self._note_writes(attempt)
         with self._lock:
-            if surprise:  # recordings made before take those inputs as read only, and would not copy them back
-                for old in [old for old, entry in self._entries.items() if isinstance(entry, Recording)]:
-                    self._retire(old)
             if attempt.recording is not None:
                 entry = self._entries.get(key)
                 attempt.recording.failures = entry.failures if isinstance(entry, _Seen) else 0
@@ -351,6 +367,15 @@ class RecordedFunction:
             self._log.add_reason(attempt.refusal.reason)
             if not again and not isinstance(attempt.refusal, _Chosen):
                 warn_once(self._facts, attempt.refusal.reason, "it runs without a graph", _STRICT)
+
+    def _note_writes(self, attempt: Attempt) -> None:
+        """Inputs turned out to be written that earlier recordings take as read only, and would not copy back."""
+        surprise = attempt.undeclared_writes - self._written
+        self._written |= surprise
+        if surprise:
+            with self._lock:
+                for old in [old for old, entry in self._entries.items() if isinstance(entry, Recording)]:
+                    self._retire(old)
 
     def _note_failure(self, key: Hashable, refusal: Refusal | None) -> bool:
         """Remember that a key could not be recorded; whether it will be tried again. Needs the lock."""
@@ -384,7 +409,9 @@ class RecordedFunction:
             kinds = [node.kind.value for node in recording.graph.nodes]
             known = coefficients(self._driver, self._facts.decisions_folder)
             prediction = predict(recording.player.plan, kinds, known, recording.log.twins)
-            found = self._selector.begin(_call_key(key), recording_ns, recording.pool.nbytes, prediction)
+            found = self._selector.begin(
+                _call_key(key), recording_ns, recording.pool.nbytes, prediction, recording.variant
+            )
             if isinstance(found, Measurement):
                 recording.measurement = found
             elif found is not None and found.is_plain:
@@ -411,6 +438,8 @@ class RecordedFunction:
 
     def _measured(self, inputs: list[Any], key: Hashable, recording: Recording, measurement: Measurement) -> Any:
         """A call before the choice: answered once, by the variant whose turn it is."""
+        if measurement.wants(Variant.COPY) and recording.variant is not Variant.COPY and recording.copying is None:
+            return self._record_copying(inputs, key, recording, measurement)
         try:
             turn = self._selector.next(_call_key(key), measurement)
             if isinstance(turn, Turn) and turn.stopwatch is not None:
@@ -419,11 +448,15 @@ class RecordedFunction:
             return self._after_error(inputs, error)
         if isinstance(turn, Choice):
             return self._chosen(inputs, key, recording, turn)
+        graph = recording if turn.variant is recording.variant else recording.copying
+        if graph is None and turn.variant is not Variant.PLAIN:  # another thread has given it up
+            measurement.lost(turn)
+            return self._plain(inputs)
         try:
-            if turn.variant is Variant.PLAIN:
+            if turn.variant is Variant.PLAIN or graph is None:
                 result = self._plain(inputs)
             else:
-                result = self._by_graph(inputs, key, recording)
+                result = self._by_graph(inputs, key, graph)
         except BaseException:
             measurement.lost(turn)
             raise
@@ -432,6 +465,48 @@ class RecordedFunction:
         else:
             measurement.lost(turn)
         return result
+
+    def _record_copying(self, inputs: list[Any], key: Hashable, recording: Recording, measurement: Measurement) -> Any:
+        """A call that is answered while the variant with copies is recorded; without one, the others are measured."""
+        try:
+            call = examine(inputs, self._driver)
+            pool = pool_for(self._driver)
+        except Exception as error:
+            return self._after_error(inputs, error)
+        if isinstance(call, Refusal):
+            return self._plain(inputs, call)
+        with pool.turn() as ours:
+            if not ours or recording.closed or recording.copying is not None:  # another thread is at it, or was
+                return self._plain(inputs)
+            try:
+                pool.enter()
+            except Exception as error:
+                return self._after_error(inputs, error)
+            request = self._request(inputs, call, pool, Variant.COPY)
+            attempt = record(request)
+            self._log.plain_calls += 1
+            if attempt.recording is not None:
+                attempt.recording.variant, attempt.recording.measurement = Variant.COPY, measurement
+                if self._front() is not None:
+                    self._give_launcher(attempt.recording, request)
+        self._note_writes(attempt)
+        self._keep_copying(attempt.recording, key, recording, measurement)
+        return attempt.result
+
+    def _keep_copying(
+        self, found: Recording | None, key: Hashable, recording: Recording, measurement: Measurement
+    ) -> None:
+        limit = self._facts.settings.max_graph_memory
+        too_large = found is not None and limit > 0 and found.pool.nbytes() > limit
+        if found is None or too_large:
+            measurement.without(Variant.COPY)
+        with self._lock:
+            if found is not None and (
+                too_large or recording.copying is not None or self._entries.get(key) is not recording
+            ):
+                self._retired.append(found)
+            elif found is not None:
+                recording.copying = found
 
     def _by_graph(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
         """As the call will be answered once the launcher stands in front."""
@@ -443,11 +518,29 @@ class RecordedFunction:
         """The measurement is over."""
         if choice.is_plain:
             return self._choose_plain(inputs, key, choice)
+        if choice.variant is not recording.variant:
+            other = recording.copying
+            if other is None or other.variant is not choice.variant:  # chosen by another key of its class
+                return self._record_as_chosen(inputs, key)
+            with self._lock:
+                recording.copying, other.failures, other.took_ns = None, recording.failures, recording.took_ns
+                self._log.recordings.append(other.log)
+                self._remember(key, other)
+            recording = other
+        with self._lock:
+            self._retire_copying(recording)
         recording.measurement = None
         recording.watch = self._selector.watch(choice, _call_key(key))
         if recording.launcher is not None and recording.watch is not None:
             recording.launcher.sample(recording.watch.every)
         return self._replay(inputs, key, recording)
+
+    def _record_as_chosen(self, inputs: list[Any], key: Hashable) -> Any:
+        """The next call records, by what is known then."""
+        with self._lock:
+            self._retire(key)
+            self._remember(key, _Seen())
+        return self._plain(inputs)
 
     def _choose_plain(self, inputs: list[Any], key: Hashable, choice: Choice) -> Any:
         """Give a recording up, if there is one, and let later calls come by here quickly."""
@@ -507,7 +600,9 @@ class RecordedFunction:
         """Replays have come to cost something else."""
         if not self._selector.examine_again(_call_key(key)):
             return
-        found = self._selector.begin(_call_key(key), recording.took_ns, recording.pool.nbytes)
+        found = self._selector.begin(
+            _call_key(key), recording.took_ns, recording.pool.nbytes, recorded=recording.variant
+        )
         if not isinstance(found, Measurement):
             return
         recording.watch, recording.measurement = None, found

@@ -34,6 +34,7 @@ from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer,
 from pygraph_inductor.reporting import RecordingFacts
 from pygraph_inductor.reporting.facts import warn_once
 from pygraph_inductor.selection.drift import Watch
+from pygraph_inductor.selection.judge import Variant
 from pygraph_inductor.selection.measuring import Measurement
 
 _INDIRECT = ("auto", Engine.INDIRECT.value)
@@ -58,6 +59,8 @@ class Recording:
     measurement: Measurement | None = None
     watch: Watch | None = None
     took_ns: int = 0  # to record it
+    variant: Variant = Variant.GRAPH
+    copying: Recording | None = None  # the same call with copies of all tensors, while both are measured
     indirection: Prepared | None = None  # the graph runs kernels of modules that go when their twins go
     closed: bool = False
     failures: int = 0  # of its key, before

@@ -23,7 +23,11 @@ class Variant(enum.Enum):
     """A way to answer a call. All give fresh outputs, so that a timing never changes what a program means."""
 
     PLAIN = "plain"
-    GRAPH = "graph"
+    GRAPH = "graph"  # with the plan that the model made
+    COPY = "copy"  # the graph whose tensors are all copied to where it expects them, and from there
+
+
+_NAMES = {Variant.GRAPH: "the graph", Variant.COPY: "the graph with copies of all tensors"}
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,37 @@ def judge(
     if any(len(timings) < MIN_ROUNDS for timings in samples.values()):
         return None
     table = table_of(samples, rules.objective)
-    by_variant = {one.variant: one for one in table}
-    plain, graph = by_variant[Variant.PLAIN], by_variant[Variant.GRAPH]
+    plain = next(one for one in table if one.variant is Variant.PLAIN)
+    graphs = [one for one in table if one.variant is not Variant.PLAIN]
+    verdicts = [_against_plain(plain, graph, table, samples, rules, final, incumbent) for graph in graphs]
+    if all(verdict is not None and verdict.chosen is Variant.PLAIN for verdict in verdicts):
+        return verdicts[0]
+    better = _better(graphs, rules, final)
+    return verdicts[graphs.index(better)] if better is not None else None
+
+
+def _better(graphs: Sequence[Measured], rules: Rules, final: bool) -> Measured | None:
+    """The cheapest graph; None while that is not clear. The first one needs least memory: others have to save some."""
+    best = graphs[0]
+    for other in graphs[1:]:
+        gain, error = _gain(other.cost, best.cost)
+        if gain - _ERRORS * error >= rules.min_gain or (final and gain >= rules.min_gain):
+            best = other
+        elif not final and gain + _ERRORS * error >= rules.min_gain:
+            return None
+    return best
+
+
+def _against_plain(
+    plain: Measured,
+    graph: Measured,
+    table: tuple[Measured, ...],
+    samples: Mapping[Variant, Sequence[Timing]],
+    rules: Rules,
+    final: bool,
+    incumbent: Variant | None,
+) -> Verdict | None:
+    name = _NAMES[graph.variant]
     gain, error = _gain(graph.cost, plain.cost)
     needed, tolerated = rules.min_gain, rules.min_gain
     if incumbent is Variant.PLAIN:
@@ -103,9 +136,9 @@ def judge(
         needed = 0.0
     low, high = gain - _ERRORS * error, gain + _ERRORS * error
     if low >= needed or (final and gain >= needed):
-        return Verdict(Variant.GRAPH, f"the graph is {gain:.0%} cheaper: {_figures(plain, graph)}", table)
+        return Verdict(graph.variant, f"{name} is {gain:.0%} cheaper: {_figures(plain, graph)}", table)
     if high < -tolerated or (final and gain < -tolerated):
-        return Verdict(Variant.PLAIN, f"the graph is slower: {_figures(plain, graph)}", table)
+        return Verdict(Variant.PLAIN, f"{name} is slower: {_figures(plain, graph)}", table)
     if final or (low >= -tolerated and high < needed):
         return _tied(plain, graph, table, samples, rules)
     return None
@@ -126,12 +159,14 @@ def _tied(
     rules: Rules,
 ) -> Verdict:
     """No difference that counts. A graph that leaves the host free still helps a program that waits for its host."""
-    behind = statistics.fmean(timing.behind for timings in samples.values() for timing in timings)
+    behind = statistics.fmean(one.behind for variant in (plain.variant, graph.variant) for one in samples[variant])
     saved, error = _gain(graph.host, plain.host)
     if rules.objective == "auto" and behind < 0.5 and saved - _ERRORS * error >= _HOST_GAIN:
         reason = f"as fast, and the host, which the device waits for, is free {saved:.0%} earlier"
-        return Verdict(Variant.GRAPH, f"{reason}: {_figures(plain, graph)}", table)
-    return Verdict(Variant.PLAIN, f"the graph saves too little (config.min_gain): {_figures(plain, graph)}", table)
+        return Verdict(graph.variant, f"{reason}: {_figures(plain, graph)}", table)
+    return Verdict(
+        Variant.PLAIN, f"{_NAMES[graph.variant]} saves too little (config.min_gain): {_figures(plain, graph)}", table
+    )
 
 
 def _figures(plain: Measured, graph: Measured) -> str:

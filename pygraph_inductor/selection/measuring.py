@@ -64,22 +64,35 @@ class Measurement:
                 return self._verdict
             variant = self._next_variant()
             if self._issued[variant] >= MAX_ROUNDS + _SETTLING:
-                return Turn(Variant.GRAPH, None)  # the device has not come to them yet
+                return Turn(self._variants[0], None)  # the device has not come to them yet
             stopwatch = self._driver.stopwatch()
             if stopwatch is not None:
                 self._issued[variant] += 1
             return Turn(variant, stopwatch)
 
+    def wants(self, variant: Variant) -> bool:
+        """Whether calls are to be answered by this variant, too."""
+        return variant in self._issued
+
+    def without(self, variant: Variant) -> None:
+        """There is no such variant after all."""
+        with self._lock:
+            self._variants = tuple(one for one in self._variants if one is not variant)
+            self._samples.pop(variant, None)
+            self._issued.pop(variant, None)
+            self._read.pop(variant, None)
+            self._pending = [one for one in self._pending if one[0] is not variant]
+
     def done(self, turn: Turn) -> None:
         """A timed call is over on the host: its stopwatch will be read later."""
         with self._lock:
-            if turn.stopwatch is not None:
+            if turn.stopwatch is not None and turn.variant in self._issued:
                 self._pending.append((turn.variant, turn.stopwatch))
 
     def lost(self, turn: Turn) -> None:
         """A timed call ended with an exception and says nothing."""
         with self._lock:
-            if turn.stopwatch is not None:
+            if turn.stopwatch is not None and turn.variant in self._issued:
                 self._issued[turn.variant] -= 1
 
     def table(self) -> tuple[Measured, ...]:

@@ -7,10 +7,11 @@ That is a bound. What is expected is no bound: reports show it beside what was m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pygraph_inductor.replay.plan import Engine, Plan, Slot
+from pygraph_inductor.replay.plan import Binding, Engine, Plan, Slot
 from pygraph_inductor.selection.cost_model import PER_TABLE_NODE, Coefficients
 from pygraph_inductor.selection.judge import Variant
 
@@ -53,6 +54,12 @@ class Prediction:
             )
         return None
 
+    @property
+    def may_win_by_copies(self) -> bool:
+        """Whether the graph with copies of all tensors is worth measuring: it is expected to cost less."""
+        costs = {one.variant: one.host + one.added for one in self.expected}
+        return Variant.COPY in costs and costs[Variant.COPY] < costs[Variant.GRAPH]
+
 
 def predict(plan: Plan, kinds: Iterable[str], coefficients: Coefficients, twins: int = 0) -> Prediction:
     """What is known in advance about a recorded graph; `kinds` are those of its nodes, `twins` counts such kernels."""
@@ -60,8 +67,26 @@ def predict(plan: Plan, kinds: Iterable[str], coefficients: Coefficients, twins:
     # The plain call launches neither the copies that the graph makes of slots nor what writes its table.
     ours = sum(_copies(slot) for slot in plan.slots if slot.engine is Engine.COPY and slot.bindings) + _tables(plan)
     launches = sum(kind != "empty" for kind in kinds) - ours
-    expected = (_of_graph(plan, twins, coefficients), Expected(Variant.PLAIN, A_LAUNCH * launches, 0.0))
-    return Prediction(added, MOST_A_LAUNCH * launches, expected)
+    expected = [_of_graph(plan, twins, coefficients), Expected(Variant.PLAIN, A_LAUNCH * launches, 0.0)]
+    if any(slot.engine is not Engine.COPY for slot in plan.slots):
+        expected.insert(1, replace(_of_graph(_all_copied(plan), 0, coefficients), variant=Variant.COPY))
+    return Prediction(added, MOST_A_LAUNCH * launches, tuple(expected))
+
+
+def _all_copied(plan: Plan) -> Plan:
+    """The same slots, all of them copied, each by nodes of its own."""
+    fresh = itertools.count(1)
+    return replace(
+        plan,
+        slots=tuple(
+            replace(slot, engine=Engine.COPY, bindings=_nodes(-next(fresh) for _ in range(_copies(slot))))
+            for slot in plan.slots
+        ),
+    )
+
+
+def _nodes(numbers: Iterable[int]) -> tuple[Binding, ...]:
+    return tuple(Binding(number, 0, 0, 0) for number in numbers)
 
 
 def _of_graph(plan: Plan, twins: int, c: Coefficients) -> Expected:

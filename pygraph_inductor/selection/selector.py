@@ -45,7 +45,7 @@ class Choice:
 
 
 class Selector:
-    """Chooses between the plain call and the graph for one function."""
+    """Chooses between the plain call and graphs for one function."""
 
     def __init__(self, facts: Facts, driver: Driver, log: FunctionFacts) -> None:
         self._facts = facts
@@ -80,10 +80,12 @@ class Selector:
         recording_ns: int,
         pool_bytes: Callable[[], int],
         prediction: Prediction | None = None,
+        recorded: Variant = Variant.GRAPH,
     ) -> Measurement | Choice | None:
         """For a recording: a measurement, or the choice where there is nothing to measure; None: not our business.
 
-        `recording_ns` is how long it took to record, `pool_bytes` tells what its pool has taken from the device.
+        `recording_ns` is how long it took to record, `pool_bytes` tells what its pool has taken from the device, and
+        `recorded` which variant this is. With a prediction there may be one variant more to measure.
         """
         settings = self._facts.settings
         if not settings.selection:
@@ -107,7 +109,8 @@ class Selector:
             self._decision(sizes)
             budget = settings.measure_budget * (recording_ns + self._uncounted_ns)
             self._uncounted_ns = 0
-            variants = (Variant.GRAPH, Variant.PLAIN)
+            copies = prediction is not None and prediction.may_win_by_copies and settings.engine == "auto"
+            variants = (recorded, *([Variant.COPY] if copies else []), Variant.PLAIN)
             incumbent = self._incumbents.get(sizes)
             return Measurement(self._driver, variants, self._rules, budget, incumbent, pool_bytes())
 

@@ -23,9 +23,10 @@ if not torch.cuda.is_available():
 
 import pygraph_inductor
 from pygraph_inductor.driver.stopwatch import EventStopwatch
-from pygraph_inductor.recording.function import driver_for
+from pygraph_inductor.recording.function import RecordedFunction, driver_for
 from pygraph_inductor.replay import native
 from pygraph_inductor.seams import identity
+from pygraph_inductor.selection.prediction import Prediction
 from pygraph_inductor.settings import Settings
 from tests.gpu.comparing import Counting, compiled, plainly, same_bits
 from tests.gpu.test_recorded_function import DEVICE, Generated
@@ -101,6 +102,37 @@ def test_slower_variant_loses_whichever_it_is(slow: str) -> None:
     assert set(table) == {"plain", "graph"} and all(one.rounds >= 3 for one in table.values())
     assert table[slow].device_us > 1000, "the device's time counts, though the host's is the same"
     assert bool(generated.recordings) is (slow == "plain")
+
+
+@pytest.mark.parametrize("fast", ["graph", "copy", "plain"])
+def test_any_of_three_variants_can_win(fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the graph that copies all tensors, which the model would not have had measured."""
+    copying = [False]
+    record_copying = RecordedFunction._record_copying
+
+    def recorded(self: RecordedFunction, *rest: Any) -> Any:
+        copying[0] = True
+        try:
+            return record_copying(self, *rest)
+        finally:
+            copying[0] = False
+
+    monkeypatch.setattr(Prediction, "may_win_by_copies", True)
+    monkeypatch.setattr(RecordedFunction, "_record_copying", recorded)
+
+    def body(empty: Any, x: torch.Tensor) -> Any:
+        captured = torch.cuda.is_current_stream_capturing()
+        if fast != (("copy" if copying[0] else "graph") if captured else "plain"):
+            busy(3)
+        out = empty((1024,), (1,), torch.float32)
+        torch.add(x, 1, out=out)
+        return (out,)
+
+    generated = Generated(body)
+    call_often(generated, 2 * CALLS)
+    assert decision(generated).chosen == fast, decision(generated)
+    assert {one.name for one in decision(generated).variants} == {"graph", "copy", "plain"}
+    assert [one.variant.value for one in generated.recordings] == ([] if fast == "plain" else [fast])
 
 
 def test_launch_bound_function_gets_its_graph() -> None:

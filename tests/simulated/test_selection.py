@@ -12,11 +12,14 @@ import torch
 
 from pygraph_inductor import report
 from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedGraph
+from pygraph_inductor.recording.function import RecordedFunction
 from pygraph_inductor.recording.inputs import Refusal
 from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.table import variant_rows
 from pygraph_inductor.selection import drift, selector
+from pygraph_inductor.selection.judge import Variant
 from pygraph_inductor.selection.measuring import MAX_ROUNDS
+from pygraph_inductor.selection.prediction import Prediction
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import cloned, contents, same_bits
 from tests.simulated.timed import US, Clock, Timed, spending
@@ -112,11 +115,11 @@ def test_what_the_model_expected_is_reported_beside_what_was_measured(clock: Clo
     function = Timed(body, clock, **WRITES)
     calls(function, 4)
     expected = {one.name: one for one in function.decision.expected}
-    assert set(expected) == {"plain", "graph"}, "it is there before anything is decided"
+    assert set(expected) == {"plain", "copy", "graph"}, "it is there before anything is decided"
     assert 0 < expected["graph"].host_us < expected["plain"].host_us < function.decision.plain_host_at_most_us
     until_decided(function)
     row = variant_rows(function.decision)
-    assert [cells[0] for cells in row] == ["graph", "plain"]
+    assert [cells[0] for cells in row] == ["graph", "plain", "copy"], "the last one was not worth measuring"
     plain = row[1]
     assert (plain[2], plain[3]) == ("250.0", f"{expected['plain'].host_us:.1f}")
     text = str(report())
@@ -128,7 +131,9 @@ def test_choice_without_a_measurement_shows_what_was_expected(clock: Clock) -> N
     function.driver.clock = None
     calls(function, 4)
     rows = variant_rows(function.decision)
-    assert [cells[0] for cells in rows] == ["graph", "plain"] and all(cells[2] == "-" != cells[3] for cells in rows)
+    assert [cells[0] for cells in rows] == ["graph", "copy", "plain"] and all(
+        cells[2] == "-" != cells[3] for cells in rows
+    )
 
 
 def test_while_measuring_the_launcher_is_not_in_front_and_afterwards_it_is(clock: Clock) -> None:
@@ -355,6 +360,151 @@ def test_graphs_beyond_the_memory_they_may_take_are_given_up(clock: Clock) -> No
             function(*inputs())
         assert bool(function.log.replays) is replays, limit
         assert replays or "max_graph_memory" in function.log.verdict
+
+
+# -- the graph with copies of all tensors
+
+
+@pytest.fixture
+def with_copies(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The model does not rule it out; and the clock knows its replays."""
+    monkeypatch.setattr(Prediction, "may_win_by_copies", True)
+    keep = RecordedFunction._keep_copying
+
+    def kept(self: RecordedFunction, found: Any, *rest: Any) -> None:
+        if found is not None:
+            clock.copying.add(found.graph)
+        keep(self, found, *rest)
+
+    monkeypatch.setattr(RecordedFunction, "_keep_copying", kept)
+    return clock
+
+
+@pytest.mark.parametrize("native_", [True, False])
+@pytest.mark.parametrize("fast", ["plain", "graph", "copy"])
+def test_any_of_three_variants_can_win(with_copies: Clock, fast: str, native_: bool) -> None:
+    clock = with_copies
+    clock.plain = clock.graph = clock.copy = (300 * US, 300 * US)
+    setattr(clock, fast, (100 * US, 100 * US))
+    function = Timed(body, clock, native=native_, **WRITES)
+    kept: list[Any] = []
+    made = [checked_call(function, kept) for _ in range(60)]
+    assert made[:3] == ["plain", "recording", "recording"]
+    assert {*made[3:15]} == {"plain", "graph", "copy"}, "all of them answered calls while it was measured"
+    assert {*made[30:]} == {fast}
+    assert function.decision.chosen == fast and function.decision.origin == "measured"
+    assert {one.name for one in function.decision.variants} == {"plain", "graph", "copy"}
+    assert function.log.replays == sum(kind in ("graph", "copy") for kind in made), "none is counted twice or lost"
+    assert function.log.calls == 60
+    for tensors, then in kept:
+        assert all(torch.equal(contents(now), before) for now, before in zip(tensors, then, strict=True))
+    open_graphs = [one.graph for one in function.recordings]
+    assert all(graph.closed for graph in clock.copying if graph not in open_graphs), "what lost gave its memory back"
+    assert len(open_graphs) == (0 if fast == "plain" else 1)
+    if fast == "copy":
+        assert set(function.log.recordings[-1].slots) == {"copy"} and len(function.log.recordings) == 1
+
+
+def test_copies_have_to_save_something_to_be_chosen(with_copies: Clock) -> None:
+    clock = with_copies
+    clock.plain, clock.graph, clock.copy = (300 * US, 300 * US), (100 * US, 100 * US), (99 * US, 99 * US)
+    function = Timed(body, clock, **WRITES)
+    until_decided(function)
+    assert function.decision.chosen == "graph"
+
+
+def test_variant_that_cannot_be_recorded_is_left_out(with_copies: Clock) -> None:
+    """Two inputs overlap, and one is written: staging would come between them."""
+    clock = with_copies
+    clock.plain = (300 * US, 300 * US)
+    function = Timed(body, clock, **WRITES)
+    for _ in range(40):
+        both = torch.randn(9)
+        values = [both[:6], both[3:]]
+        copies = both.clone()
+        want = super(Timed, function).run([copies[:6], copies[3:]])
+        got = function(*values)
+        assert torch.equal(both, copies) and all(map(same_bits, got[:2], want[:2]))
+    assert function.decision.chosen == "graph"
+    assert {one.name for one in function.decision.variants} == {"plain", "graph"} and not clock.copying
+
+
+def test_engine_that_the_user_asked_for_has_no_rival(with_copies: Clock) -> None:
+    function = Timed(body, with_copies, settings=Settings(engine="patch"), **WRITES)
+    until_decided(function)
+    assert {one.name for one in function.decision.variants} == {"plain", "graph"}
+
+
+def test_stored_choice_of_copies_is_recorded_so_at_once(with_copies: Clock, tmp_path: Any) -> None:
+    clock = with_copies
+    clock.plain = clock.graph = (300 * US, 300 * US)
+    until_decided(Timed(body, clock, **stored(tmp_path)))
+    timed = clock.started
+    again = Timed(body, clock, **stored(tmp_path))
+    made = calls(again, 6)
+    assert made[:2] == ["plain", "recording"] and clock.started == timed
+    [recording] = again.recordings
+    assert recording.variant is Variant.COPY and set(recording.log.slots) == {"copy"}
+    assert (again.decision.chosen, again.decision.origin) == ("copy", "stored")
+
+
+def test_other_keys_of_a_class_follow_the_choice_of_copies(with_copies: Clock) -> None:
+    clock = with_copies
+    clock.plain = clock.graph = (300 * US, 300 * US)
+    function = Timed(of_size, clock)
+    for _ in range(3):
+        sized_call(function, 100), sized_call(function, 120)  # both are being measured
+    for _ in range(40):
+        sized_call(function, 100)
+    assert function.decision.chosen == "copy"
+    for _ in range(6):
+        sized_call(function, 120)
+    assert [one.variant for one in function.recordings] == [Variant.COPY] * 2
+    assert len(function.log.decisions) == 1
+
+
+def test_choice_of_copies_is_taken_again_when_they_come_to_cost_more(with_copies: Clock, often: None) -> None:
+    clock = with_copies
+    clock.plain = clock.graph = (300 * US, 300 * US)
+    function = Timed(body, clock, **WRITES)
+    until_decided(function)
+    assert function.decision.chosen == "copy"
+    clock.copy = clock.graph = (2000 * US, 2000 * US)  # graphs recorded later are in no set
+    calls(function, 150)
+    assert function.decision.chosen == "plain" and function.decision.examinations == 1
+
+
+def test_threads_record_the_variant_with_copies_once(with_copies: Clock) -> None:
+    clock = with_copies
+    clock.plain = clock.graph = (300 * US, 300 * US)
+
+    def pure(namespace: dict[str, Any], a: Any, b: Any) -> Any:
+        out = namespace["empty_strided_cpu"]((6,), (1,), torch.float32)
+        namespace["cpp_fused_0"](out, a, b)
+        return (out,)
+
+    function = Timed(pure, clock)
+    wrong: list[str] = []
+    prepared = [[inputs() for _ in range(40)] for _ in range(4)]
+
+    def work(mine: list[Any]) -> None:
+        for values in mine:
+            [want] = super(Timed, function).run(list(values))
+            [got] = function(*values)
+            if not same_bits(got, want):
+                wrong.append("wrong")
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in prepared]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    open_ = {one.graph for one in function.recordings} | {
+        one.copying.graph for one in function.recordings if one.copying is not None
+    }
+    function(*inputs())
+    assert all(graph.closed for graph in clock.copying - open_)
 
 
 # -- sizes

@@ -15,10 +15,12 @@ US = 1000
 
 @dataclass
 class Clock:
-    """Two clocks that only move when told. `plain` and `graph` are what a call costs, (host, device) in ns."""
+    """Two clocks that only move when told. `plain`, `graph` and `copy` are what a call costs, (host, device) in ns."""
 
     plain: tuple[int, int] = (100 * US, 100 * US)
     graph: tuple[int, int] = (100 * US, 100 * US)
+    copy: tuple[int, int] = (100 * US, 100 * US)  # a replay of a graph in `copying`
+    copying: set[Any] = field(default_factory=set)
     behind: bool = False
     in_flight: bool = False  # the device finishes nothing for now
     host: int = 0
@@ -27,7 +29,7 @@ class Clock:
     executions: list[str] = field(default_factory=list)
 
     def spend(self, kind: str) -> None:
-        host, device = self.plain if kind == "plain" else self.graph
+        host, device = getattr(self, kind)
         self.host += host
         self.device += device
         self.executions.append(kind)
@@ -41,7 +43,7 @@ def spending(clock: Clock) -> Callable[[SimulatedGraph], None]:
     replay = SimulatedGraph.replay
 
     def replayed(self: SimulatedGraph) -> None:
-        clock.spend("graph")
+        clock.spend("copy" if self in clock.copying else "graph")
         replay(self)
 
     return replayed

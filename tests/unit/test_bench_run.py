@@ -50,7 +50,7 @@ def test_a_batch_is_probed_timed_and_written(options, monkeypatch):
     assert ours.graphs is not None
     assert ours.graphs.recordings == 1
     [decision] = ours.decisions  # the CPU has no clock that says anything about a GPU
-    assert decision.origin == "not measured" and {one.name for one in decision.variants} == {"graph", "plain"}
+    assert decision.origin == "not measured" and {one.name for one in decision.variants} == {"graph", "copy", "plain"}
     assert all(one.host_us is None and one.expected_host_us for one in decision.variants)
 
     told.clear()

@@ -69,6 +69,43 @@ def test_nothing_is_judged_before_three_rounds_of_each(few, more, final):
         assert judge(samples, AUTO, final) is None
 
 
+COPY = Variant.COPY
+
+
+@pytest.mark.parametrize(
+    ("graph", "copy", "plain", "chosen"),
+    [
+        (50, 80, 100, GRAPH),
+        (80, 50, 100, COPY),
+        (100, 99.5, 150, GRAPH),  # too little for another graph's memory
+        (120, 150, 100, PLAIN),
+        (99, 120, 100, PLAIN),
+        (150, 90, 100, COPY),
+    ],
+)
+@pytest.mark.parametrize("final", [True, False])
+def test_best_of_three_is_chosen(graph, copy, plain, chosen, final):
+    costs = {GRAPH: graph, COPY: copy, PLAIN: plain}
+    samples = {variant: timings(1e3 * value, 20, 0.001, 7) for variant, value in costs.items()}
+    verdict = judge(samples, AUTO, final)
+    assert verdict is not None and verdict.chosen is chosen
+    assert {one.variant for one in verdict.table} == {GRAPH, COPY, PLAIN}
+    if chosen is not PLAIN:
+        assert verdict.cost.median == pytest.approx(1e3 * costs[chosen], rel=0.01)
+
+
+def test_graphs_that_cannot_be_told_apart_yet_are_timed_further_unless_both_have_lost():
+    noisy = {GRAPH: timings(60e3, 6, 0.5, 1), COPY: timings(50e3, 6, 0.5, 2)}
+    assert judge({**noisy, PLAIN: timings(900e3, 6, 0.01, 3)}, AUTO, final=False) is None
+    assert judge({**noisy, PLAIN: timings(900e3, 6, 0.01, 3)}, AUTO, final=True).chosen is not PLAIN
+    assert judge({**noisy, PLAIN: timings(1e3, 6, 0.01, 3)}, AUTO, final=False).chosen is PLAIN
+
+
+def test_reason_names_the_variant():
+    samples = {GRAPH: timings(90e3, 20, 0, 1), COPY: timings(50e3, 20, 0, 2), PLAIN: timings(100e3, 20, 0, 3)}
+    assert judge(samples, AUTO, True).reason.startswith("the graph with copies of all tensors is 50% cheaper")
+
+
 def test_false_alarms_are_few():
     wrong = 0
     for seed in range(400):

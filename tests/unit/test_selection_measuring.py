@@ -84,3 +84,22 @@ def test_calls_that_say_nothing_are_made_up_for():
     while not isinstance(verdict := answer(one, costs), Verdict):
         pass
     assert verdict.chosen is GRAPH
+
+
+def test_three_variants_take_turns_and_one_can_be_left_out():
+    COPY = Variant.COPY
+    costs = {GRAPH: repeat(60_000, 140_000), COPY: repeat(61_000, 139_000), PLAIN: repeat(104_000)}
+    one = Measurement(Scripted(), (GRAPH, COPY, PLAIN), Rules("auto", 0.02), 1e15)
+    order = [answer(one, costs).variant for _ in range(6)]
+    assert order == [GRAPH, COPY, PLAIN, PLAIN, COPY, GRAPH]
+    assert one.wants(COPY)
+    late = [one.next() for _ in range(2)]
+    assert [turn.variant for turn in late] == [GRAPH, COPY]
+    one.without(COPY)
+    assert not one.wants(COPY)
+    one.done(late[1])  # calls that were under way
+    one.lost(late[1])
+    one.lost(late[0])
+    seen = [answer(one, costs) for _ in range(8)]
+    assert {turn.variant for turn in seen} == {GRAPH, PLAIN}
+    assert {entry.variant for entry in one.table()} == {GRAPH, PLAIN}

@@ -85,3 +85,32 @@ def test_expected_host_time_counts_launches_outputs_updated_nodes_and_staged_slo
     assert staged.host == A_REPLAY + c.python_replay + 3 * A_COPY and staged.added == 12 + 3 * c.copy_launch
     copied = expected(slot(Engine.COPY, 0), slot(Engine.COPY, 1, 9, written=True), ours=3)
     assert copied.host == A_REPLAY + 3 * c.node_update and copied.added == staged.added
+
+
+def test_graph_with_copies_of_all_tensors_is_ruled_out_unless_it_is_expected_to_cost_less():
+    import torch
+
+    from pygraph_inductor.replay.plan import Allocation, Binding, Engine, Layout, Plan, Slot
+
+    small = Layout((16,), (1,), torch.float32)
+
+    def slot(engine, *nodes, layout=small, written=False):
+        return Slot(0, False, layout, engine, 0, written, tuple(Binding(node, 0, 0, 0) for node in nodes))
+
+    def predicted(*slots):
+        return predict(Plan(slots, (Allocation(small, None),), (), tuple), ["kernel"] * 1000, Coefficients())
+
+    c = Coefficients()
+    few, many = slot(Engine.PATCH, 0, 1), slot(Engine.PATCH, *range(900))
+    assert not predicted(few).may_win_by_copies and predicted(many).may_win_by_copies
+    by_variant = {one.variant: one for one in predicted(many, few).expected}
+    copies = by_variant[Variant.COPY]
+    assert copies.host == A_REPLAY + AN_OUTPUT + 2 * c.node_update
+    assert abs(copies.added - 2 * c.copy_launch) < 0.1
+    written = {one.variant: one for one in predicted(slot(Engine.PATCH, 0, written=True)).expected}[Variant.COPY]
+    assert written.host == A_REPLAY + AN_OUTPUT + 2 * c.node_update, "there and back"
+
+    large = Layout((1 << 28,), (1,), torch.float32)
+    assert not predicted(many, slot(Engine.STATIC, 0, layout=large)).may_win_by_copies, "weights would be copied, too"
+    assert Variant.COPY not in {one.variant for one in predicted(slot(Engine.COPY, 0)).expected}, "it is that already"
+    assert not predicted(slot(Engine.COPY, 0)).may_win_by_copies and not predicted().may_win_by_copies

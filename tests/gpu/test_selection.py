@@ -424,8 +424,10 @@ def test_explain_shows_variants_and_choices_of_a_script(tmp_path: Path) -> None:
     [first] = function["decisions"]
     assert first["chosen"] in ("graph", "plain") and first["origin"] == "measured"
     assert {one["name"] for one in first["variants"]} == {"graph", "plain"}
+    expected = {one["name"]: one["host_us"] for one in first["expected"]}
+    assert 0 < expected["graph"] < expected["plain"] < first["plain_host_at_most_us"]
     run = subprocess.run(
         [*command, str(script)], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    assert "stored" in run.stdout and first["chosen"] in run.stdout
+    assert "stored" in run.stdout and first["chosen"] in run.stdout and "expected" in run.stdout

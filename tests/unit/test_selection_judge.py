@@ -69,6 +69,15 @@ def test_nothing_is_judged_before_three_rounds_of_each(few, more, final):
         assert judge(samples, AUTO, final) is None
 
 
+@pytest.mark.parametrize("fast, slow", [(4, 3), (5, 4), (9, 7)])
+def test_calls_that_take_one_of_two_times_are_not_taken_for_steady(fast, slow):
+    """Most take the lesser time, so their median deviation is nothing; one more of the others turns it round."""
+    graph = [Timing(60_000, 60_000, True)] * fast + [Timing(140_000, 140_000, True)] * slow
+    plain = [Timing(104_000, 104_000, True)] * (fast + slow)
+    assert judge({GRAPH: graph, PLAIN: plain}, AUTO, final=False) is None
+    assert judge({GRAPH: graph, PLAIN: plain}, AUTO, final=True).chosen is GRAPH
+
+
 COPY = Variant.COPY
 
 

@@ -65,20 +65,40 @@ def latency(
 
     Each of `slots` inputs of so many elements is used by so many kernels. `moving`: they are elsewhere in each call.
     """
+    (one,) = latencies(driver, engine, kernels, (moving,), slots=slots, size=size, native=native, calls=calls)
+    return one
+
+
+def latencies(
+    driver: Driver,
+    engine: str,
+    kernels: int,
+    moving: Sequence[bool],
+    *,
+    slots: int = 1,
+    size: int = SMALL,
+    native: bool = True,
+    calls: int = _CALLS,
+) -> list[float]:
+    """Several such times of one recording."""
     with _Probe(driver, engine, kernels, native) as probe:
         sets = [
             [driver.empty((size,), (1,), torch.float32).fill_(number) for _ in range(slots)]
-            for number in range(2 if moving else 1)
+            for number in range(2 if any(moving) else 1)
         ]
-        times = []
-        for number in range(_WARM + calls):
-            arguments = list(sets[number % len(sets)])
-            _wait(driver)
-            start = time.perf_counter_ns()
-            probe(arguments)
-            _wait(driver)
-            times.append(time.perf_counter_ns() - start)
-        return statistics.median(times[_WARM:]) / 1e3
+        return [_median(driver, probe, sets if one else sets[:1], calls) for one in moving]
+
+
+def _median(driver: Driver, probe: Callable[[list[Any]], Any], sets: Sequence[Sequence[Any]], calls: int) -> float:
+    times = []
+    for number in range(_WARM + calls):
+        arguments = list(sets[number % len(sets)])
+        _wait(driver)
+        start = time.perf_counter_ns()
+        probe(arguments)
+        _wait(driver)
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times[_WARM:]) / 1e3
 
 
 def _wait(driver: Driver) -> None:
@@ -143,7 +163,7 @@ class _Touch:
     """A kernel that copies a few elements: as short as kernels are."""
 
     def __init__(self, device_index: int) -> None:
-        self.direct, self.indirect = _kernels(device_index)
+        self.direct, self.indirect = touch_kernels(device_index)
 
     def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         _launch(self.direct, source, target)
@@ -184,8 +204,8 @@ def _launch(kernel: int, source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 @functools.cache
-def _kernels(device_index: int) -> tuple[int, int]:
-    """The handles of both kernels, which stay loaded. The device must be current."""
+def touch_kernels(device_index: int) -> tuple[int, int]:
+    """The handles of the kernel and of its twin, which stay loaded. The device must be current."""
     from pygraph_inductor.driver.libcuda import bindings, checked
 
     cu = bindings()

@@ -6,26 +6,30 @@ With `--read FILE` nothing is measured, and page and plot are made from that fil
 
 The model's coefficients are measured first and apart from the sweep, at other points. At each point a function whose
 inputs move in every call is recorded with each engine; the latency of a call (submission, replay, wait) is compared
-with the one of a call in which nothing moved. Needs a CUDA device.
+with the one of a call in which nothing moved. Before all that, `table_refresh` measures its part of the page. Needs a
+CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pygraph_inductor.driver.protocol import Driver
 from pygraph_inductor.selection.cost_model import Coefficients, Consumers, CostModel, SlotUse, cost_of, value
+from scripts.bench import table_refresh
 
-CONSUMERS = (1, 2, 8, 32, 100, 256)
-SLOTS = (1, 2, 8, 64, 512)
+CONSUMERS = (1, 8, 32, 128, 256)
+SLOTS = (1, 8, 64, 512)
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
+SIZED = ((1, 1), (1, 8), (32, 1), (32, 8))  # consumers and slots at which all sizes are measured
 MAX_NODES = 2048
 MAX_BYTES = 12 << 30  # of inputs; there are two sets of them, and staging buffers
 ENGINES = ("patch", "indirect", "copy")
@@ -67,10 +71,25 @@ class Measured:
 
 
 def points() -> list[Point]:
-    """Consumers by slots at the smallest size; sizes by slots with few consumers and with many."""
+    """Consumers by slots at the smallest size; all sizes with few consumers and with many. In an order in which any
+    first part of them covers the whole space: each is as far from all before it as there is one.
+    """
     grid = [Point(c, s, SIZES[0]) for c, s in itertools.product(CONSUMERS, SLOTS)]
-    sized = [Point(c, s, size) for c, s, size in itertools.product((1, 32), SLOTS[:-1], SIZES[1:])]
-    return [p for p in grid + sized if p.consumers * p.slots <= MAX_NODES and p.slots * p.nbytes <= MAX_BYTES]
+    sized = [Point(c, s, size) for (c, s), size in itertools.product(SIZED, SIZES[1:])]
+    rest = [p for p in grid + sized if p.consumers * p.slots <= MAX_NODES and p.slots * p.nbytes <= MAX_BYTES]
+    ordered = [rest.pop(0)]
+    while rest:
+        farthest = max(rest, key=lambda point: min(_distance(point, other) for other in ordered))
+        rest.remove(farthest)
+        ordered.append(farthest)
+    return ordered
+
+
+def _distance(one: Point, other: Point) -> float:
+    """Of their logarithms, each range as long as the others."""
+    pairs = ((one.consumers, other.consumers, CONSUMERS), (one.slots, other.slots, SLOTS))
+    pairs += ((one.nbytes, other.nbytes, SIZES),)
+    return math.hypot(*(math.log(a / b) / math.log(range_[-1] / range_[0]) for a, b, range_ in pairs))
 
 
 def predicted(point: Point, coefficients: Coefficients) -> dict[str, float]:
@@ -84,35 +103,45 @@ def predicted(point: Point, coefficients: Coefficients) -> dict[str, float]:
     return {engine: cost_of(dict.fromkeys(slots, engine), slots, coefficients) for engine in ENGINES}
 
 
-def measure(driver: Driver, calls: int, sweep: Sequence[Point]) -> dict[str, Any]:
-    """Coefficients, then the sweep."""
+def measure(driver: Driver, calls: int, sweep: Sequence[Point], seconds: float = math.inf) -> dict[str, Any]:
+    """Coefficients, then the sweep: as many of its points as `seconds` allow, including those of the coefficients."""
     import torch
 
     from pygraph_inductor.selection import calibrating
 
+    end = time.monotonic() + seconds
     coefficients = calibrating.measure(driver, calls)
-    found = []
+    found: list[Measured] = []
     with driver.guard():
         for point in sweep:
-            timed = functools.partial(
-                calibrating.latency,
-                driver,
-                kernels=point.consumers,
-                slots=point.slots,
-                size=point.nbytes // 4,
-                calls=calls,
-            )
-            still = timed("patch")
-            latency = {engine: timed(engine, moving=True) for engine in ENGINES}
-            found.append(Measured(point, still, latency, predicted(point, coefficients)))
+            one = _measured(driver, calls, point, coefficients, end)
+            if one is None:
+                break
+            found.append(one)
             driver.release_cached()
-            print(row_of(found[-1]), flush=True)
+            print(row_of(one), flush=True)
     return {
         "device": driver.identity()["device"],
         "torch": str(torch.__version__),
         "coefficients": coefficients.to_dict(),
         "points": [asdict(one) for one in found],
+        "left_out": len(sweep) - len(found),
     }
+
+
+def _measured(driver: Driver, calls: int, point: Point, coefficients: Coefficients, end: float) -> Measured | None:
+    """None if time is over."""
+    from pygraph_inductor.selection import calibrating
+
+    times = {}
+    for engine, moving in {"patch": (False, True), "indirect": (True,), "copy": (True,)}.items():
+        if time.monotonic() >= end:
+            return None
+        times[engine] = calibrating.latencies(
+            driver, engine, point.consumers, moving, slots=point.slots, size=point.nbytes // 4, calls=calls
+        )
+    latency = {engine: found[-1] for engine, found in times.items()}
+    return Measured(point, times["patch"][0], latency, predicted(point, coefficients))
 
 
 def loaded(content: dict[str, Any]) -> list[Measured]:
@@ -143,9 +172,11 @@ def row_of(one: Measured) -> str:
     return "| " + " | ".join([*cells, one.best, one.chosen, f"{one.excess:.2f}"]) + " |"
 
 
-def page(content: dict[str, Any], plot: str) -> str:
-    """The page, from what was measured alone."""
+def page(content: dict[str, Any], plot: str | None) -> str:
+    """The page, from what was measured alone. `plot`: its file, if there is one."""
     found = loaded(content)
+    left_out = content.get("left_out", 0)
+    also = f"; {left_out} more were left out, since time was over" if left_out else ""
     heads = ["consumers", "slots", "size", "still", *ENGINES, "best", "model", "over best"]
     lines = [
         "# What engines cost",
@@ -162,23 +193,30 @@ def page(content: dict[str, Any], plot: str) -> str:
         *(f"| `{name}` | {number:.3f} |" for name, number in content["coefficients"].items()),
         "",
         f"The model's choice is within {TOLERATED - 1:.0%} of the best engine's latency at "
-        f"{share_within(found):.0%} of the {len(found)} points.",
+        f"{share_within(found):.0%} of the {len(found)} points{also}.",
         "",
-        f"![which engine is cheapest]({plot})",
+        f"![which engine is cheapest]({plot})" if plot else "There is no plot: matplotlib was not installed.",
         "",
         "| " + " | ".join(heads) + " |",
         "|" + "---|" * len(heads),
-        *(row_of(one) for one in found),
+        *(row_of(one) for one in sorted(found, key=lambda one: astuple(one.point))),
         "",
     ]
+    if content.get("table_refresh"):
+        lines += table_refresh.section(content["table_refresh"])
     return "\n".join(lines)
 
 
-def draw(content: dict[str, Any], file: Path) -> None:
-    """Which engine is cheapest over consumers and slots; and measured costs over predicted ones."""
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
+def draw(content: dict[str, Any], file: Path) -> bool:
+    """Which engine is cheapest over consumers and slots; and measured costs over predicted ones.
 
+    False, and no file, where matplotlib is not installed.
+    """
+    try:
+        from matplotlib import rcParams
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
     rcParams["svg.hashsalt"] = "pygraph"
     found = loaded(content)
     figure = Figure(figsize=(10, 4))
@@ -198,15 +236,21 @@ def draw(content: dict[str, Any], file: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
     figure.savefig(file, metadata={"Date": None}, bbox_inches="tight")
+    return True
 
 
-def measured_here(calls: int) -> dict[str, Any]:
-    """The whole sweep on the current CUDA device."""
+def measured_here(calls: int, seconds: float) -> dict[str, Any]:
+    """The whole sweep on the current CUDA device, and the ways to refresh a table."""
     import torch
 
     from pygraph_inductor.recording.function import driver_for
 
-    return measure(driver_for(torch.device("cuda", torch.cuda.current_device())), calls, points())
+    start = time.monotonic()
+    driver = driver_for(torch.device("cuda", torch.cuda.current_device()))
+    with driver.guard():
+        refresh = table_refresh.measure()
+    content = measure(driver, calls, points(), seconds - (time.monotonic() - start))
+    return content | {"table_refresh": refresh}
 
 
 def main() -> int:
@@ -214,16 +258,26 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
     parser.add_argument("--page", type=Path, help="where the page goes; its plot goes beside it")
     parser.add_argument("--read", type=Path, help="make the page from this file instead of measuring")
+    parser.add_argument("--seconds", type=float, default=100, help="no point is begun after so long")
     parser.add_argument("--calls", type=int, default=60, help="timed calls per engine and point")
     arguments = parser.parse_args()
-    content = json.loads(arguments.read.read_text()) if arguments.read else measured_here(arguments.calls)
+    if arguments.read:
+        content = json.loads(arguments.read.read_text())
+    else:
+        content = measured_here(arguments.calls, arguments.seconds)
     if arguments.out:
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    found = loaded(content)
+    if not found:
+        print("no point was measured: time was over")
+        return 1
     if arguments.page:
         plot = arguments.page.with_suffix(".svg")
-        draw(content, plot)
-        arguments.page.write_text(page(content, plot.name))
-    print(f"the model's choice is within {TOLERATED - 1:.0%} of the best at {share_within(loaded(content)):.0%}")
+        drawn = draw(content, plot)
+        if not drawn:
+            print("no plot: matplotlib is not installed")
+        arguments.page.write_text(page(content, plot.name if drawn else None))
+    print(f"the model's choice is within {TOLERATED - 1:.0%} of the best at {share_within(found):.0%}")
     return 0
 
 

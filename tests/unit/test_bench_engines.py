@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,11 +26,19 @@ def measured(point: Point, **latency: float) -> Measured:
 
 def test_points_cover_the_ranges_and_fit_the_device() -> None:
     points = engines.points()
-    assert len(set(points)) == len(points) > 40
+    assert len(set(points)) == len(points) > 30
     assert {p.consumers for p in points} >= {1, 256}
     assert {p.slots for p in points} >= {1, 512}
     assert {p.nbytes for p in points} >= {4 << 10, 1 << 30}
     assert all(p.slots * p.nbytes <= 12 << 30 for p in points)
+
+
+def test_first_points_already_cover_the_ranges() -> None:
+    """Time may be over at any of them."""
+    points = engines.points()[:7]
+    assert {p.consumers for p in points} >= {1, 256}
+    assert {p.slots for p in points} >= {1, 512}
+    assert min(p.nbytes for p in points) == 4 << 10 and max(p.nbytes for p in points) == 1 << 30
 
 
 def test_predictions_are_the_models() -> None:
@@ -47,6 +56,17 @@ def test_choice_counts_as_good_if_it_is_nearly_the_best() -> None:
     assert engines.share_within([good, near, wrong]) == pytest.approx(2 / 3)
 
 
+REFRESH = [
+    {
+        "length": length,
+        "still": 40.0,
+        "host": {"node": 1.0, "ring": 2.0, "patch": 90.0},
+        "latency": {"node": node, "ring": 48.0, "patch": 130.0},
+    }
+    for length, node in ((1, 50.0), (500, 44.0))
+]
+
+
 def content() -> dict[str, Any]:
     found = [measured(point, patch=20.0, indirect=30.0, copy=200.0) for point in engines.points()[:5]]
     points = [asdict(one) for one in found]
@@ -54,16 +74,33 @@ def content() -> dict[str, Any]:
 
 
 def test_page_is_made_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "draw", lambda content, file: file.write_text("a plot"))
-    (tmp_path / "in.json").write_text(json.dumps(content()))
+    monkeypatch.setattr(engines, "draw", lambda content, file: bool(file.write_text("a plot")))
+    (tmp_path / "in.json").write_text(json.dumps(content() | {"left_out": 3, "table_refresh": REFRESH}))
     command = ["engines", "--read", str(tmp_path / "in.json"), "--page", str(tmp_path / "engines.md")]
     monkeypatch.setattr(sys, "argv", command)
     assert engines.main() == 0
     text = (tmp_path / "engines.md").read_text()
     assert "a device, torch 2.0" in text and "(engines.svg)" in text
-    assert text.count("\n| ") == 1 + 7 + 1 + 5
+    assert text.count("\n| ") == 1 + 7 + 1 + 5 + 1 + 2
+    assert "of the 5 points; 3 more were left out" in text
+    assert "| 500 | 40.0 | 1.00 | 2.00 | 90.00 | 44.0 | 48.0 | 130.0 |" in text
+    assert "In latency the node is the fastest of the three for 500 addresses." in text
     assert "| 1 | 1 | 4 KiB | 10.0 | 10.0 (1.0) | 20.0 (10.5) |" in text
     assert (tmp_path / "engines.svg").read_text() == "a plot"
+
+
+def test_page_without_a_plot_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "in.json").write_text(json.dumps(content()))
+    command = ["engines", "--read", str(tmp_path / "in.json"), "--page", str(tmp_path / "engines.md")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert engines.main() == 0
+    text = (tmp_path / "engines.md").read_text()
+    assert "There is no plot" in text and "engines.svg" not in text and "left out" not in text
+    assert "Ways to refresh the table" not in text
+    assert "no plot: matplotlib is not installed" in capsys.readouterr().out
+    assert not (tmp_path / "engines.svg").exists()
 
 
 def test_plot_of_the_same_numbers_is_the_same_file(tmp_path: Path) -> None:
@@ -80,3 +117,22 @@ def test_sweep_measures_every_engine_at_every_point(monkeypatch: pytest.MonkeyPa
     assert [one.point for one in found] == sweep
     assert all(set(one.latency) == set(one.predicted) == set(engines.ENGINES) for one in found)
     assert all(0 < number < 1e6 for one in found for number in one.latency.values())
+
+
+def test_sweep_ends_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point that was begun is dropped rather than finished."""
+    clock = iter([0.0, 1.0, 2.0, 3.0, 4.0, 99.0, 100.0])
+    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(calibrating, "measure", lambda driver, calls: ROUND)
+    monkeypatch.setattr(calibrating, "latencies", lambda driver, engine, kernels, moving, **rest: [10.0, 20.0])
+    sweep = [Point(1, 1, 4096), Point(2, 1, 4096), Point(3, 1, 4096)]
+    found = engines.measure(SimulatedDriver(), 5, sweep, seconds=50)
+    assert [one.point for one in engines.loaded(found)] == sweep[:1]
+    assert found["left_out"] == 2 and next(clock) == 100.0
+
+
+def test_sweep_without_any_point_makes_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.json").write_text(json.dumps(content() | {"points": []}))
+    monkeypatch.setattr(sys, "argv", ["engines", "--read", str(tmp_path / "in.json"), "--page", str(tmp_path / "p.md")])
+    assert engines.main() == 1
+    assert not (tmp_path / "p.md").exists()

@@ -202,7 +202,7 @@ def page(outcome: Outcome) -> str:
         "`measuring` is what the iterations until everything was decided took beyond as many steady ones; `compiling` "
         f"the first call, from {'an empty' if outcome.cold else 'a shared'} cache. `finding` is how long a function of "
         "the second process takes to find its stored decision: the median, and the longest (the first one in a process "
-        "also looks up device and versions).",
+        "also looks up the device).",
         "",
         table(COSTS, [cost_row(*one) for one in both]),
     ]

@@ -365,10 +365,11 @@ def _try_with(
 
 def _buffers(work: Work, numbers: Collection[int]) -> dict[int, torch.Tensor]:
     """Memory for these places at which the graph finds them in every replay."""
-    return {
-        number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
-        for number in sorted(numbers)
-    }
+    with torch.inference_mode(False):  # as for stand-ins: inference tensors have no versions
+        return {
+            number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
+            for number in sorted(numbers)
+        }
 
 
 def _inside(work: Work, request: Request, number: int, buffer: torch.Tensor) -> Inside:

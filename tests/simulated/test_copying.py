@@ -73,6 +73,29 @@ def test_written_inputs_come_back_and_are_the_same_objects() -> None:
     assert only(function).player.staged == 0
 
 
+@pytest.mark.parametrize("stages", [False, True])
+def test_versions_rise_also_if_it_was_recorded_in_inference_mode(stages: bool) -> None:
+    driver = SimulatedDriver()
+    if stages:  # by the player
+        driver.faults.refuses = lambda node: node.kind is NodeKind.MEMCPY
+
+    def body(namespace: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        y.mul_(2)
+        return (x + y,)
+
+    function = HandWritten(body, driver, mutated_inputs=frozenset({1}), settings=COPYING)
+    for inference in (True, True, True, False, False, True):
+        with torch.inference_mode(inference):
+            x, y = two_vectors()
+            want = x + y * 2
+            (got,) = function(x, y)
+        assert torch.equal(got, want) and got.is_inference() == inference
+        if not inference:
+            assert y._version == 1
+    assert function.log.replays == 4 and set(engines(only(function))) == {Engine.COPY}
+    assert (only(function).player.staged > 0) is stages
+
+
 def test_gaps_of_a_written_input_belong_to_somebody_else() -> None:
     def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
         x.mul_(2)

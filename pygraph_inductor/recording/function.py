@@ -19,6 +19,7 @@ import torch
 
 from pygraph_inductor.driver.protocol import Driver, Stopwatch
 from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.given_up import GivenUp
 from pygraph_inductor.recording.inputs import Call, Overlaps, Refusal, examine, overlaps
 from pygraph_inductor.recording.plain import run_plainly
 from pygraph_inductor.recording.pools import Pool, pool_for
@@ -38,6 +39,7 @@ from pygraph_inductor.selection.selector import Choice, Selector
 
 _STRICT = "pygraph_inductor.config.strict = True raises instead"
 _CROWDED = "more shapes come in turn than config.max_recordings allows recordings"
+_CAPTURED = Refusal("the current stream is being captured by somebody else")
 _NO_MEMORY = "out of memory for what a replay allocates"
 _ATTEMPTS = 3  # at recording one key, where the failure may pass (memory, writes found late)
 _WORTHWHILE = 32  # replays that make up for a recording, also where it is lost later
@@ -72,6 +74,7 @@ class RecordedFunction:
         self._selector = Selector(facts, driver, self._log)
         # What looks back at the choice of the plain call, by the int inputs of the calls it holds for.
         self._plain_by_choice: dict[tuple[int, ...], Watch | None] = {}
+        self._given_up = GivenUp()
         self._front: Callable[[], Any | None] = lambda: None
         self._replays_of_retired = 0
         # Guards the entries. No other lock is taken while it is held; a pool's lock may be held when it is taken.
@@ -124,6 +127,8 @@ class RecordedFunction:
             return self._plain(inputs, self._refusal)
         if self._plain_by_choice and (numbers := numbers_of(inputs)) in self._plain_by_choice:
             return self._chosen_plain(inputs, numbers)
+        if self._given_up and self._given_up.skips(numbers_of(inputs)):
+            return self._plain(inputs)
         with self._driver.guard():
             try:
                 return self._call(inputs)
@@ -133,13 +138,13 @@ class RecordedFunction:
 
     def _call(self, inputs: list[Any]) -> Any:
         try:
-            if self._driver.is_capturing():
-                key: Hashable | Refusal = Refusal("the current stream is being captured by somebody else")
-            else:
-                key = self._key(inputs)
+            key = _CAPTURED if self._driver.is_capturing() else self._key(inputs)
         except Exception as error:
             return self._after_error(inputs, error)
+        if key is _CAPTURED:  # for now
+            return self._plain(inputs, _CAPTURED)
         if isinstance(key, Refusal):
+            self._given_up.refused(numbers_of(inputs))
             return self._plain(inputs, key)
         if self._has_seeds_on_host(inputs):
             self._ran_with_seeds_on_host = True
@@ -154,6 +159,10 @@ class RecordedFunction:
                 entry = self._entries[key] if self._ran_with_seeds_on_host else None
             else:
                 entry = Refusal("Inductor's options exclude it: cudagraph_skip_dynamic_graphs, cudagraph_capture_sizes")
+        if isinstance(entry, Refusal):
+            return self._refused(inputs, entry)
+        if self._given_up:
+            self._given_up.other(numbers_of(inputs))
         if isinstance(entry, Recording):
             if entry.measurement is not None:
                 return self._measured(inputs, key, entry, entry.measurement)
@@ -165,10 +174,14 @@ class RecordedFunction:
             if choice is not None and choice.is_plain:
                 return self._choose_plain(inputs, key, choice)
             return self._record(inputs, key)
-        if entry is not None and entry.reason == _CROWDED:
+        return self._plain(inputs)
+
+    def _refused(self, inputs: list[Any], why: Refusal) -> Any:
+        if why.reason == _CROWDED:
             knob = "raise pygraph_inductor.config.max_recordings"
             warn_once(self._facts, _CROWDED, "some of them run without a graph", knob)
-        return self._plain(inputs, entry)
+        self._given_up.refused(numbers_of(inputs))
+        return self._plain(inputs, why)
 
     def _has_seeds_on_host(self, inputs: Sequence[Any]) -> bool:
         """Whether the forward was plain: a capture would take the host's memory for the device's."""

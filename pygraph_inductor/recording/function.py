@@ -7,6 +7,7 @@ the graph and plainly (`selection`), until it is known which pays; from then on 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -664,8 +665,15 @@ def _stopped(stopwatch: Stopwatch) -> bool:
 
 
 def _overlaps_of(inputs: Sequence[Any], call: Call) -> Overlaps:
-    tensors = [inputs[position] for position in call.slots]
-    return overlaps([tensor.data_ptr() for tensor in tensors], [Layout.of(tensor).span for tensor in tensors])
+    spans = [_span(call.key[position]) for position in call.slots]
+    return overlaps([inputs[position].data_ptr() for position in call.slots], spans)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _span(entry: Any) -> int:
+    """The bytes that a tensor spans, from its entry in the key."""
+    dtype, size, stride = entry
+    return Layout(size, stride, dtype).span
 
 
 _drivers: dict[torch.device, Driver] = {}

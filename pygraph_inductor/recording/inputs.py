@@ -39,11 +39,17 @@ def examine(inputs: Sequence[Any], driver: Driver) -> Call | Refusal:
     for position, value in enumerate(inputs):
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            entry = _tensor(position, value, driver)
+            if driver.owns(value):  # all of this is once per input of every call that Python answers
+                if value.is_conj() or value.is_neg() or value._is_zerotensor():
+                    return _lazy(position, value)
+                size = tuple(value.size())
+                if 0 not in size:
+                    slots.append(position)
+                key.append((value.dtype, size, value.stride()))
+                continue
+            entry = _elsewhere(position, value, driver)
             if isinstance(entry, Refusal):
                 return entry
-            if value.numel() and driver.owns(value):
-                slots.append(position)
             key.append(entry)
         elif kind in (int, bool) or value is None:
             key.append((kind, value))
@@ -57,13 +63,14 @@ def examine(inputs: Sequence[Any], driver: Driver) -> Call | Refusal:
     return Call(tuple(key), tuple(slots), tuple(generators))
 
 
-def _tensor(position: int, tensor: torch.Tensor, driver: Driver) -> Hashable | Refusal:
-    if driver.owns(tensor):
-        if tensor.is_conj() or tensor.is_neg():
-            return Refusal(f"input {position} is lazily conjugated or negated")
-        if tensor._is_zerotensor():
-            return Refusal(f"input {position} is a zero tensor, which has no memory")
-        return (tensor.dtype, tuple(tensor.size()), tensor.stride())
+def _lazy(position: int, tensor: torch.Tensor) -> Refusal:
+    if tensor._is_zerotensor():
+        return Refusal(f"input {position} is a zero tensor, which has no memory")
+    return Refusal(f"input {position} is lazily conjugated or negated")
+
+
+def _elsewhere(position: int, tensor: torch.Tensor, driver: Driver) -> Hashable | Refusal:
+    """A tensor that is not the device's."""
     if tensor.device.type == "cpu" and tensor.dim() == 0 and tensor.layout is torch.strided:
         return (tensor.dtype, _exact(tensor))
     if tensor.layout is not torch.strided:

@@ -128,7 +128,7 @@ class RecordedFunction:
             return self._plain(inputs, self._refusal)
         if self._plain_by_choice and (numbers := numbers_of(inputs)) in self._plain_by_choice:
             return self._chosen_plain(inputs, numbers)
-        if self._given_up and self._given_up.skips(numbers_of(inputs)):
+        if self._given_up.counts and self._given_up.skips(numbers_of(inputs)):
             return self._plain(inputs)
         with self._driver.guard():
             try:
@@ -162,7 +162,7 @@ class RecordedFunction:
                 entry = Refusal("Inductor's options exclude it: cudagraph_skip_dynamic_graphs, cudagraph_capture_sizes")
         if isinstance(entry, Refusal):
             return self._refused(inputs, entry)
-        if self._given_up:
+        if self._given_up.counts:
             self._given_up.other(numbers_of(inputs))
         if isinstance(entry, Recording):
             if entry.measurement is not None:

@@ -14,25 +14,22 @@ class GivenUp:
     """Counts by the int inputs of the calls, which is all that is looked at. A wrong guess costs a graph, no answer."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, ...], int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
+        self.counts: dict[tuple[int, ...], int] = {}  # empty in most functions: then nothing else need be asked
 
     def refused(self, numbers: tuple[int, ...]) -> None:
         """A call was looked at and refused for good."""
-        if len(self._counts) >= _MOST and numbers not in self._counts:
-            self._counts.clear()
-        self._counts[numbers] = self._counts.get(numbers, 0) + 1
+        if len(self.counts) >= _MOST and numbers not in self.counts:
+            self.counts.clear()
+        self.counts[numbers] = self.counts.get(numbers, 0) + 1
 
     def other(self, numbers: tuple[int, ...]) -> None:
         """A call was looked at and not refused."""
-        self._counts.pop(numbers, None)
+        self.counts.pop(numbers, None)
 
     def skips(self, numbers: tuple[int, ...]) -> bool:
         """Whether a call is to be answered without looking at it."""
-        count = self._counts.get(numbers, 0)
+        count = self.counts.get(numbers, 0)
         if count < _ENOUGH or count % _LOOK == 0:
             return False
-        self._counts[numbers] = count + 1
+        self.counts[numbers] = count + 1
         return True

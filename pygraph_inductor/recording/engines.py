@@ -63,7 +63,8 @@ def wanted(
     if forced:
         able = frozenset(number for number, one in consumers.items() if one.kernels)
         return Wanted(able, frozenset(), costs, "config.engine asks for a table", slots)
-    untabled = choose({number: replace(one, kernels=frozenset()) for number, one in moving.items()}, c)
+    without = {number: replace(one, kernels=frozenset()) for number, one in moving.items()}
+    untabled = choose(without, c) if choice.indirect else choice
     twins = len(twins_for(work.indirection, choice.indirect))
     if choice.indirect and (untabled.cost - choice.cost) * PAID_BACK >= COMPILING * twins:
         costs["chosen"] = choice.cost

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +113,15 @@ def choose(slots: Mapping[int, Consumers], coefficients: Coefficients) -> Choice
     """
     plans = [_Plan(slots, coefficients, engine) for engine in (PATCH, INDIRECT, COPY)]
     patched, indirected, all_copied = (plan.cost for plan in plans)
-    for plan in plans:
+    # What a slot's copy saves is at most the update of each of its nodes.
+    worth = {
+        number
+        for number, one in slots.items()
+        if one.copying is not None and one.copying < coefficients.node_update * len(one.nodes)
+    }
+    for plan in plans if worth else plans[:2]:
         for _ in range(_SWEEPS):
-            if not _improve(plan):
+            if not _improve(plan, worth):
                 break
     best = min(plans, key=lambda plan: plan.cost)
     if best.cost >= patched:  # from another engine down to none, a step at a time
@@ -123,12 +129,12 @@ def choose(slots: Mapping[int, Consumers], coefficients: Coefficients) -> Choice
     return Choice(best.having(INDIRECT), best.having(COPY), best.cost, patched, indirected, all_copied)
 
 
-def _improve(plan: _Plan) -> bool:
+def _improve(plan: _Plan, worth_copying: Collection[int]) -> bool:
     improved = False
     for number in plan.slots:
         for engine in plan.able(number):
             before, cost = plan.engines[number], plan.cost
-            if engine == before:
+            if engine == before or (engine == COPY and number not in worth_copying):
                 continue
             plan.give(number, engine)
             if plan.cost < cost - 1e-9:

@@ -21,6 +21,7 @@ class Settings:
     engine: str = "auto"
     max_recordings: int = 64
     max_verify_bytes: int = 32 << 30
+    max_kept_bytes: int = 256 << 20
     strict: bool = False
     selection: bool = True
     objective: str = "auto"
@@ -36,6 +37,7 @@ def current() -> Settings:
         engine=_word("engine", "auto"),
         max_recordings=config.max_recordings,
         max_verify_bytes=config.max_verify_bytes,
+        max_kept_bytes=config.max_kept_bytes,
         strict=config.strict,
         selection=config.selection,
         objective=_word("objective", "auto"),

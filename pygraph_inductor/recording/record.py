@@ -24,6 +24,7 @@ from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
 from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
+from pygraph_inductor.recording.keeping import to_keep
 from pygraph_inductor.recording.outputs import returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
@@ -435,10 +436,15 @@ def _plan(
         slots.append(
             Slot(place.source, place.is_output, place.layout, engine, place.residue, written, found.by_slot[number])
         )
+    returned = returned_values(work, captured)
+    kept = to_keep(work.facts, returned, [buffer.layout for buffer in work.buffers])
     return Plan(
         slots=tuple(slots),
-        allocations=tuple(Allocation(b.layout, slot_of_buffer.get(n)) for n, b in enumerate(work.buffers)),
-        returned=returned_values(work, captured),
+        allocations=tuple(
+            Allocation(buffer.layout, slot_of_buffer.get(number), number in kept)
+            for number, buffer in enumerate(work.buffers)
+        ),
+        returned=returned,
         returns=returns_kind(captured.result),
         version_bumps=captured.version_bumps,
     )
@@ -457,6 +463,7 @@ def _log(work: Work, plan: Plan, captured: Captured, disabled: int) -> Recording
         slots=dict(collections.Counter(slot.engine.value for slot in plan.slots)),
         bindings=sum(len(slot.bindings) for slot in plan.slots),
         bytes_borrowed=sum(slot.layout.span for slot in inputs if slot.engine in _BORROWING),
+        bytes_kept=sum(made.layout.span for made in plan.allocations if made.keep),
         verdict="verified",
     )
 

@@ -30,6 +30,7 @@ static struct {
     Status (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
     Status (*reinterpret)(Handle, int64_t, const int64_t *, const int64_t *, int64_t, Handle *);
     Status (*delete_tensor)(Handle);
+    PyObject *(*wrap)(Handle); /* a Python tensor of the same TensorImpl */
     Status (*current_stream)(int32_t, void **);
     Status (*stream_is_capturing)(void *, int *);
     Status (*current_context)(void **);
@@ -37,12 +38,15 @@ static struct {
     Status (*set_copy)(void *, void *, void *, void *);
     Status (*set_fill)(void *, void *, void *, void *);
 } api;
-enum { API_COUNT = 16 };
+enum { API_COUNT = 17 };
 
 static Py_ssize_t tensor_offset, keys_offset; /* the latter inside a TensorImpl: where its dispatch keys are */
-static uint64_t lazy_keys;                      /* of tensors whose memory does not hold what they mean */
+/* Where a TensorImpl has its StorageImpl and its autograd metadata, and where both have their counts of strong and weak
+ * references, the latter in the upper half; negative where native.py did not find them, and then nothing is kept. */
+static Py_ssize_t storage_offset, autograd_offset, counts_offset;
+static uint64_t lazy_keys; /* of tensors whose memory does not hold what they mean */
 static PyTypeObject *tensor_type, *parameter_type;
-static PyObject *wrap_tensors; /* takes a list of capsules, steals the tensors in them */
+static PyObject *hooked; /* says whether somebody wants to see tensors that autograd saves */
 
 enum InputKind { INPUT_TENSOR, INPUT_CONSTANT };
 enum NodeKind { NODE_KERNEL, NODE_COPY, NODE_FILL, NODE_PYTHON };
@@ -85,7 +89,13 @@ typedef struct {
 typedef struct {
     Layout layout;
     int64_t slot;
+    int keep; /* only the backward sees it: it may serve again once nobody has it any more */
+    PyObject *kept;
+    uint64_t address; /* of what is kept */
 } Allocation;
+
+/* Where the time of a call goes. */
+enum Phase { PHASE_ACCEPT, PHASE_ALLOCATE, PHASE_TELL, PHASE_LAUNCH, PHASE_WRAP, PHASE_COUNT };
 
 typedef struct {
     enum ReturnKind kind;
@@ -99,6 +109,8 @@ typedef struct {
     PyObject *program, *objects, *known_array;
     Py_buffer known_view;
     int64_t input_count, slot_count, word_count, node_count, allocation_count, returned_count, tensor_count;
+    int64_t keep_count;   /* of allocations that may be kept */
+    uint64_t kept_stream; /* on which what is kept was used */
     int64_t input_slots, overlap_count; /* the slots of inputs come first */
     Input *inputs;
     Slot *slots;
@@ -120,11 +132,30 @@ typedef struct {
     PyObject *after; /* called with the inputs after the launch, or None */
     PyObject *usual; /* where there is no device: whether the current stream is the usual one, or None */
     uint64_t calls, updates, last_used;
+    uint64_t spent[PHASE_COUNT], since; /* ns, while `timed` */
+    int timed;
     uint64_t sample_every, sample_at; /* at so many calls it steps aside once, so that Python can look; 0: never */
     int sampled; /* it did, and Python has not asked yet */
 } Launcher;
 
 /* ---- one call */
+
+static uint64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* What happened since the last time belongs to this phase. */
+static void account(Launcher *self, enum Phase phase)
+{
+    if (!self->timed)
+        return;
+    uint64_t now = nanoseconds();
+    self->spent[phase] += now - self->since;
+    self->since = now;
+}
 
 static Handle handle_of(PyObject *tensor) { return (char *)tensor + tensor_offset; }
 
@@ -268,11 +299,66 @@ static void drop_handles(Launcher *self, int64_t count)
         }
 }
 
-static int allocate_outputs(Launcher *self)
+/* ---- activations that only the backward sees
+ *
+ * A training step makes hundreds of them, and drops them when it is over: then the same tensors serve the next step, at
+ * addresses that every node knows already. Nobody can tell, because a tensor serves again only if nobody else has it:
+ * no reference to the object, to the tensor behind it or to its storage but ours, not even a weak one; and only on the
+ * stream that it was used on, as memory would that the allocator gives out again. */
+
+static int is_ours_alone(const char *counted)
+{
+    uint64_t counts;
+    memcpy(&counts, counted + counts_offset, sizeof counts);
+    return (counts & ~((uint64_t)1 << 63)) == (((uint64_t)1 << 32) | 1); /* the uppermost bit: it has a Python object */
+}
+
+static int has_weak_references(PyObject *object)
+{
+    Py_ssize_t offset = Py_TYPE(object)->tp_weaklistoffset;
+    return offset <= 0 || *(PyObject **)((char *)object + offset);
+}
+
+static int serves_again(const Launcher *self, const Allocation *made)
+{
+    PyObject *tensor = made->kept;
+    void *address;
+    if (!tensor || Py_REFCNT(tensor) != 1 || has_weak_references(tensor))
+        return 0;
+    const char *impl = *(char **)handle_of(tensor), *storage = *(char **)(impl + storage_offset);
+    return is_ours_alone(impl) && is_ours_alone(storage) && !*(void **)(impl + autograd_offset) &&
+           has_layout(handle_of(tensor), &made->layout, self->device_type, self->device_index) &&
+           !api.data_pointer(handle_of(tensor), &address) && (uint64_t)address == made->address;
+}
+
+static void drop_kept(Launcher *self)
+{
+    for (int64_t i = 0; self->allocations && i < self->allocation_count; i++)
+        Py_CLEAR(self->allocations[i].kept);
+}
+
+/* Whether this call may use what is kept, and keep what it makes. */
+static int may_keep(Launcher *self)
+{
+    int seen = 1;
+    if (!self->keep_count)
+        return 0;
+    if (*self->last_stream != self->kept_stream)
+        drop_kept(self);
+    self->kept_stream = *self->last_stream;
+    return call_quietly(hooked, NULL, &seen) && !seen;
+}
+
+static int allocate_outputs(Launcher *self, int keeps)
 {
     for (int64_t i = 0; i < self->allocation_count; i++) {
-        const Allocation *made = &self->allocations[i];
+        Allocation *made = &self->allocations[i];
         void *address;
+        if (keeps && made->keep && serves_again(self, made)) {
+            self->now[made->slot] = made->address;
+            continue;
+        }
+        Py_CLEAR(made->kept);
         if (api.empty_strided(made->layout.ndim, made->layout.sizes, made->layout.strides, made->layout.dtype,
                               self->device_type, self->device_index < 0 ? 0 : self->device_index, &self->handles[i])) {
             self->handles[i] = NULL;
@@ -355,7 +441,7 @@ static int make_views(Launcher *self, PyObject *list)
         if (entry->kind != RETURN_ALLOCATION_VIEW && entry->kind != RETURN_INPUT_VIEW)
             continue;
         Handle base = entry->kind == RETURN_INPUT_VIEW ? handle_of(PyList_GET_ITEM(list, entry->position))
-                                                       : self->handles[entry->position];
+                                                       : self->handles[entry->position]; /* no view is of what is kept */
         if (api.reinterpret(base, entry->layout.ndim, entry->layout.sizes, entry->layout.strides, entry->offset,
                             &self->handles[next])) {
             self->handles[next] = NULL;
@@ -368,30 +454,35 @@ static int make_views(Launcher *self, PyObject *list)
 }
 
 /* Python tensors for all handles; the handles are consumed. */
-static PyObject *wrapped(Launcher *self)
+static PyObject *wrapped(Launcher *self, int keeps)
 {
-    PyObject *capsules = PyList_New(self->tensor_count), *tensors = NULL;
-    if (!capsules)
-        return NULL;
-    for (int64_t i = 0; i < self->tensor_count; i++) {
-        PyObject *capsule = PyCapsule_New(self->handles[i], NULL, NULL);
-        if (!capsule) {
-            Py_DECREF(capsules);
-            return NULL;
+    PyObject *tensors = PyList_New(self->tensor_count);
+    for (int64_t i = 0; tensors && i < self->tensor_count; i++) {
+        Allocation *made = i < self->allocation_count ? &self->allocations[i] : NULL;
+        PyObject *tensor = NULL;
+        if (!self->handles[i]) {
+            tensor = Py_NewRef(made->kept); /* it serves again */
+        } else if ((tensor = api.wrap(self->handles[i]))) {
+            api.delete_tensor(self->handles[i]);
+            self->handles[i] = NULL;
+            if (keeps && made && made->keep) {
+                made->kept = Py_NewRef(tensor);
+                made->address = self->now[made->slot];
+            }
         }
-        PyList_SET_ITEM(capsules, i, capsule);
+        if (!tensor)
+            Py_CLEAR(tensors);
+        else
+            PyList_SET_ITEM(tensors, i, tensor);
     }
-    memset(self->handles, 0, self->tensor_count * sizeof *self->handles);
-    tensors = PyObject_CallOneArg(wrap_tensors, capsules);
-    Py_DECREF(capsules);
     return tensors;
 }
 
-static PyObject *results(Launcher *self, PyObject *list)
+static PyObject *results(Launcher *self, PyObject *list, int keeps)
 {
     if (!make_views(self, list))
         return NULL;
-    PyObject *tensors = wrapped(self);
+    PyObject *tensors = wrapped(self, keeps);
     if (!tensors)
         return NULL;
     PyObject *result = self->returns == 1 ? PyTuple_New(self->returned_count) : PyList_New(self->returned_count);
@@ -432,7 +523,7 @@ static PyObject *results(Launcher *self, PyObject *list)
     return result;
 }
 
-static PyObject *launch(Launcher *self, PyObject *list)
+static PyObject *launch(Launcher *self, PyObject *list, int keeps)
 {
     PyObject *done = PyObject_CallNoArgs(self->replay);
     if (!done)
@@ -444,14 +535,14 @@ static PyObject *launch(Launcher *self, PyObject *list)
             return NULL;
         Py_DECREF(done);
     }
-    PyObject *result = results(self, list);
+    account(self, PHASE_LAUNCH);
+    PyObject *result = results(self, list, keeps);
     if (result) {
         self->calls++;
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        self->last_used = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        self->last_used = nanoseconds();
         PyList_SetSlice(list, 0, PY_SSIZE_T_MAX, NULL);
     }
+    account(self, PHASE_WRAP);
     return result;
 }
 
@@ -467,7 +558,9 @@ static void unlock(Launcher *self)
 /* 1 and a result; 0: not for us, nothing happened; -1: an exception after the launch. */
 static int try_launch(Launcher *self, PyObject *list, PyObject **result)
 {
-    int locked = 0;
+    int locked = 0, keeps = 0;
+    if (self->timed)
+        self->since = nanoseconds();
     if (self->sample_every && self->calls >= self->sample_at) {
         self->sample_at = self->calls + self->sample_every;
         self->sampled = 1;
@@ -481,13 +574,20 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
         return 0;
     }
     *self->busy = 1;
-    int ready = !self->closed && accepts(self, list) && aliases_as_recorded(self) && allocate_outputs(self);
+    int ready = !self->closed && accepts(self, list) && aliases_as_recorded(self);
+    account(self, PHASE_ACCEPT);
+    if (ready) {
+        keeps = may_keep(self);
+        ready = allocate_outputs(self, keeps);
+        account(self, PHASE_ALLOCATE);
+    }
     if (ready && !tell(self)) {
         drop_handles(self, self->allocation_count);
         ready = 0;
     }
+    account(self, PHASE_TELL);
     if (ready) {
-        *result = launch(self, list);
+        *result = launch(self, list, keeps);
         if (!*result)
             drop_handles(self, self->tensor_count);
     }
@@ -606,7 +706,9 @@ static int read_program(Launcher *self, Reader *reader)
     }
     for (int64_t i = 0; i < self->allocation_count; i++) {
         self->allocations[i].slot = take(reader);
+        self->allocations[i].keep = take(reader) && counts_offset >= 0 && self->allocations[i].slot >= 0;
         self->allocations[i].layout = take_layout(reader);
+        self->keep_count += self->allocations[i].keep;
     }
     for (int64_t i = 0; i < self->returned_count; i++) {
         Returned *entry = &self->returned[i];
@@ -662,6 +764,7 @@ static int launcher_traverse(Launcher *self, visitproc visit, void *arg)
 static int launcher_clear(Launcher *self)
 {
     self->closed = 1; /* what it calls is gone from here on */
+    drop_kept(self);
     Py_CLEAR(self->objects);
     return 0;
 }
@@ -686,6 +789,7 @@ static PyObject *launcher_close(Launcher *self, PyObject *unused)
 {
     (void)unused;
     self->closed = 1;
+    drop_kept(self);
     Py_RETURN_NONE;
 }
 
@@ -693,6 +797,21 @@ static PyObject *launcher_counts(Launcher *self, PyObject *unused)
 {
     (void)unused;
     return Py_BuildValue("KKK", self->calls, self->updates, self->last_used);
+}
+
+static PyObject *launcher_time(Launcher *self, PyObject *on)
+{
+    self->timed = PyObject_IsTrue(on);
+    memset(self->spent, 0, sizeof self->spent);
+    Py_RETURN_NONE;
+}
+
+static PyObject *launcher_spent(Launcher *self, PyObject *unused)
+{
+    (void)unused;
+    return Py_BuildValue("{sKsKsKsKsK}", "accept", self->spent[PHASE_ACCEPT], "allocate", self->spent[PHASE_ALLOCATE],
+                         "tell", self->spent[PHASE_TELL], "launch", self->spent[PHASE_LAUNCH], "wrap",
+                         self->spent[PHASE_WRAP]);
 }
 
 static PyObject *launcher_sample(Launcher *self, PyObject *every)
@@ -715,6 +834,8 @@ static PyObject *launcher_sampled(Launcher *self, PyObject *unused)
 
 static PyMethodDef launcher_methods[] = {
     {"sampled", (PyCFunction)launcher_sampled, METH_NOARGS, "Whether it stepped aside for that since this was last asked."},
+    {"time", (PyCFunction)launcher_time, METH_O, "Start or end measuring where the time of calls goes."},
+    {"spent", (PyCFunction)launcher_spent, METH_NOARGS, "Nanoseconds by phase since measuring began."},
     {"sample", (PyCFunction)launcher_sample, METH_O, "Step aside once in so many calls; 0: never."},
     {"close", (PyCFunction)launcher_close, METH_NOARGS, "Answer no call from now on."},
     {"counts", (PyCFunction)launcher_counts, METH_NOARGS, "Calls answered, nodes updated, monotonic time of the last call in ns."},
@@ -866,11 +987,11 @@ static PyTypeObject front_object = {
 
 static PyObject *configure(PyObject *module, PyObject *args)
 {
-    PyObject *functions, *tensor, *parameter, *wrap;
+    PyObject *functions, *tensor, *parameter, *hooks;
     (void)module;
     unsigned long long lazy;
-    if (!PyArg_ParseTuple(args, "O!nnKOOO", &PyTuple_Type, &functions, &tensor_offset, &keys_offset, &lazy, &tensor,
-                          &parameter, &wrap))
+    if (!PyArg_ParseTuple(args, "O!nnnnnKOOO", &PyTuple_Type, &functions, &tensor_offset, &keys_offset, &storage_offset,
+                          &autograd_offset, &counts_offset, &lazy, &tensor, &parameter, &hooks))
         return NULL;
     lazy_keys = lazy;
     if (PyTuple_GET_SIZE(functions) != API_COUNT)
@@ -883,13 +1004,13 @@ static PyObject *configure(PyObject *module, PyObject *args)
     }
     tensor_type = (PyTypeObject *)Py_NewRef(tensor);
     parameter_type = (PyTypeObject *)Py_NewRef(parameter);
-    wrap_tensors = Py_NewRef(wrap);
+    hooked = Py_NewRef(hooks);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
     {"configure", configure, METH_VARARGS, 
-     "configure(functions, tensor_offset, keys_offset, lazy_keys, Tensor, Parameter, wrap)"},
+     "configure(functions, offsets of tensor, keys, storage, autograd and counts, lazy_keys, Tensor, Parameter, hooked)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph_inductor.driver import libcuda
 from pygraph_inductor.driver.protocol import Driver, Graph, NodeKind
@@ -42,8 +43,9 @@ _SHIM = (
     "empty_strided",
     "_reinterpret_tensor",
     "delete_tensor_object",
-    "get_current_cuda_stream",
 )
+_WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")  # one of them
+_STREAM = "get_current_cuda_stream"
 _DRIVER = (
     "cuStreamIsCapturing",
     "cuCtxGetCurrent",
@@ -79,24 +81,23 @@ def _compiled() -> Any:
 
     source = (Path(__file__).parent / "launcher.c").read_text()
     compiled = compile_module_from_src(source, "pygraph_launcher")
-    steal = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs  # type: ignore[attr-defined]
-    offsets = _tensor_offset(), _keys_offset()
-    compiled.configure(_functions(), *offsets, _lazy_keys(), torch.Tensor, torch.nn.Parameter, steal)
+    offsets = _tensor_offset(), _keys_offset(), *_reference_offsets()
+    compiled.configure(_functions(), *offsets, _lazy_keys(), torch.Tensor, torch.nn.Parameter, _hooked)
     return compiled
 
 
 def _functions() -> tuple[int, ...]:
     """Addresses in the order of launcher.c's `api`."""
     libraries = [_torch_library(name) for name in ("libtorch_cpu.so", "libtorch_cuda.so")]
-    shim = [_address(f"aoti_torch_{name}", libraries) for name in _SHIM]
-    missing = [name for name, address in zip(_SHIM, shim, strict=True) if not address and "cuda" not in name]
-    if missing:
+    shim = {name: _address(f"aoti_torch_{name}", libraries) for name in _SHIM}
+    shim["wrap"] = next(filter(None, (_address(name, [_torch_library("libtorch_python.so")]) for name in _WRAP)), 0)
+    if missing := [name for name, address in shim.items() if not address]:
         raise RuntimeError(f"this torch has no C function for {', '.join(missing)}")
     try:
         driver = [libcuda.address_of(name) for name in _DRIVER]
     except (OSError, AttributeError):
         driver = [0] * len(_DRIVER)
-    return (*shim, *driver)
+    return (*shim.values(), _address(f"aoti_torch_{_STREAM}", libraries), *driver)
 
 
 def _torch_library(name: str) -> ctypes.CDLL | None:
@@ -139,6 +140,57 @@ def _keys_offset() -> int:
     if len(offsets) != 1 or len(set(keys)) != len(keys):
         raise RuntimeError("a tensor of this torch does not show where its dispatch keys are")
     return offsets[0]
+
+
+def _reference_offsets() -> tuple[int, int, int]:
+    """Where a TensorImpl names its StorageImpl and its autograd metadata, and where both count their references; -1 if
+    that is not clear.
+
+    The lower half of the count is of strong references, the upper one of weak ones, and the uppermost bit says that
+    there is a Python object (c10/util/intrusive_ptr.h).
+    """
+    alone, shared = torch.empty(1), torch.empty(2)
+    others = [shared.view(2), shared.detach()]
+    storages = {tensor: tensor.untyped_storage()._cdata for tensor in (alone, shared, *others)}
+    with_metadata = torch.empty(1, requires_grad=True)
+    weak = StorageWeakRef(shared.untyped_storage())
+    at_storage = [
+        offset
+        for offset in range(8, 64, 8)
+        if all(_word(tensor._cdata + offset) == storage for tensor, storage in storages.items())
+    ]
+    impls = {tensor._cdata: (tensor._use_count(), 1) for tensor in storages}  # type: ignore[attr-defined]
+    expected = {
+        **impls,
+        storages[alone]: (torch._C._storage_Use_Count(storages[alone]), 1),  # type: ignore[attr-defined]
+        storages[shared]: (torch._C._storage_Use_Count(storages[shared]), 2),  # type: ignore[attr-defined]
+    }
+    at_counts = [
+        offset
+        for offset in range(8, 32, 8)
+        if all(
+            _word(address + offset) & ~(1 << 63) == strong | expected_weak << 32
+            for address, (strong, expected_weak) in expected.items()
+        )
+    ]
+    at_metadata = [
+        offset
+        for offset in range(8, 64, 8)
+        if _word(with_metadata._cdata + offset)
+        and not any(_word(tensor._cdata + offset) for tensor in (alone, torch.empty(2, 3), torch.empty(0)))
+    ]
+    del weak, others
+    found = at_storage, at_metadata, at_counts
+    return (at_storage[0], at_metadata[0], at_counts[0]) if all(len(one) == 1 for one in found) else (-1, -1, -1)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _hooked() -> bool:
+    """Whether somebody gets to see what autograd saves (torch.autograd.graph.saved_tensors_hooks)."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
 
 
 def _lazy_keys() -> int:
@@ -269,7 +321,7 @@ def _program(
             writer.put(area.address + binding.offset, binding.addend, binding.node)
     _put_nodes(writer, graph, native.nodes)
     for made in plan.allocations:
-        writer.put(made.slot if made.slot is not None else -1)
+        writer.put(made.slot if made.slot is not None else -1, made.keep)
         writer.put_layout(made.layout)
     for entry in plan.returned:
         _put_returned(writer, entry, plan, inputs)

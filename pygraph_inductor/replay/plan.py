@@ -72,6 +72,7 @@ class Allocation:
 
     layout: Layout
     slot: int | None  # None: empty, nothing to bind
+    keep: bool = False  # the same tensor may serve the next call, if nobody else has it by then
 
 
 @dataclass(frozen=True)

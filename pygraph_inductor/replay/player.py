@@ -66,6 +66,8 @@ class Player:
         self._driver = driver
         self._staging = staging
         self._inside = inside
+        # Positions of inputs, each as often as its version is raised.
+        self._raised = [position for position, times in plan.version_bumps for _ in range(times)]
         # Where the graph was told each slot is, shared with the launcher in C; 0: it has to be told (again).
         self.known = array.array(
             "Q", [staging[number].data_ptr() if number in staging else 0 for number in range(len(plan.slots))]
@@ -145,10 +147,8 @@ class Player:
 
     def raise_versions(self, inputs: Sequence[Any]) -> None:
         """Let autograd see the mutations that the plain call would have shown it."""
-        for position, times in self.plan.version_bumps:
-            if not inputs[position].is_inference():
-                for _ in range(times):
-                    torch.autograd.graph.increment_version(inputs[position])
+        written = [inputs[position] for position in self._raised]
+        torch.autograd.graph.increment_version([tensor for tensor in written if not tensor.is_inference()])
 
     def _allocate(self, layout: Layout) -> torch.Tensor:
         return self._driver.empty(layout.size, layout.stride, layout.dtype)

@@ -29,6 +29,7 @@ class RecordingFacts:
     slots: dict[str, int]  # engine -> count
     bindings: int
     bytes_borrowed: int  # bytes of input slots that stock CUDA graphs would copy on every replay
+    bytes_kept: int = 0  # bytes of activations whose tensors may serve the next call again
     replays: int = 0
     updates: int = 0  # nodes rewritten so far
     staged: int = 0  # slots copied through a staging buffer so far

@@ -291,7 +291,7 @@ def test_auto_follows_the_model(monkeypatch: pytest.MonkeyPatch, load: float, ch
 
 
 def sixty_reductions(x: torch.Tensor) -> torch.Tensor:
-    """Over rows and columns by turns: each is a kernel that reads `x`, and only the last one writes an output."""
+    """Over rows and columns by turns, two kernels each, of which one reads `x`; only the last ones have the output."""
     y = x
     for number in range(60):
         y = torch.softmax(y * 2 + x, number % 2)
@@ -308,9 +308,11 @@ def test_auto_copies_a_small_input_with_many_readers(monkeypatch: pytest.MonkeyP
     (log,) = agreement.counting.functions[0].recordings
     assert log.kernels >= 60 and log.staged == 0
     assert log.slots == ({"copy": 1, "patch": 1} if copying == 2.0 else {"patch": 2}), log.why
+    # In each replay, and in the one that verified it: the copy and the few kernels that have the output, or half of all.
     if copying == 2.0:
-        # The copy and the kernel that writes the output, in each replay and in the one that verified it.
-        assert log.updates == 2 * (log.replays + 1)
+        assert log.updates <= 5 * (log.replays + 1)
+    else:
+        assert log.updates >= 30 * (log.replays + 1)
 
 
 @pytest.mark.model

@@ -7,7 +7,6 @@ the graph and plainly (`selection`), until it is known which pays; from then on 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import weakref
@@ -21,12 +20,13 @@ import torch
 from pygraph_inductor.driver.protocol import Driver, Stopwatch
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.given_up import GivenUp
-from pygraph_inductor.recording.inputs import Call, Overlaps, Refusal, examine, overlaps
+from pygraph_inductor.recording.inputs import Call, Refusal, examine
+from pygraph_inductor.recording.keys import call_key, key_of, may_be_recorded, overlaps_of
 from pygraph_inductor.recording.plain import run_plainly
 from pygraph_inductor.recording.pools import Pool, pool_for
 from pygraph_inductor.recording.record import Attempt, Recording, Request, record
 from pygraph_inductor.replay import native
-from pygraph_inductor.replay.plan import Engine, Layout
+from pygraph_inductor.replay.plan import Engine
 from pygraph_inductor.replay.player import ReplayFailed
 from pygraph_inductor.reporting import FunctionFacts
 from pygraph_inductor.reporting.facts import register, warn_once
@@ -110,7 +110,7 @@ class RecordedFunction:
                 if isinstance(entry, Recording) and entry.measurement is not None
             ]
         for key, measurement in measured:
-            self._selector.show(_call_key(key), measurement)
+            self._selector.show(call_key(key), measurement)
         with self._lock:
             recordings += [one.copying for one in recordings if one.copying is not None]
             self._log.replays = self._replays_of_retired + sum(recording.count() for recording in recordings)
@@ -139,7 +139,7 @@ class RecordedFunction:
 
     def _call(self, inputs: list[Any]) -> Any:
         try:
-            key = _CAPTURED if self._driver.is_capturing() else self._key(inputs)
+            key = _CAPTURED if self._driver.is_capturing() else key_of(inputs, self._driver)
         except Exception as error:
             return self._after_error(inputs, error)
         if key is _CAPTURED:  # for now
@@ -154,7 +154,7 @@ class RecordedFunction:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
-            elif self._may_be_recorded(inputs):
+            elif may_be_recorded(inputs, self._facts):
                 self._remember(key, _Seen())
                 # Those calls had another key only because of where the seeds were.
                 entry = self._entries[key] if self._ran_with_seeds_on_host else None
@@ -189,29 +189,7 @@ class RecordedFunction:
         seeds = [inputs[seed] for seed, _ in self._facts.attention_seeds]
         return any(isinstance(seed, torch.Tensor) and not self._driver.owns(seed) for seed in seeds)
 
-    # -- keys
-
-    def _key(self, inputs: Sequence[Any]) -> Hashable | Refusal:
-        call = examine(inputs, self._driver)
-        if isinstance(call, Refusal):
-            return call
-        found = _overlaps_of(inputs, call)
-        return call.key, found, self._residues_of(inputs, call, found)
-
-    def _residues_of(self, inputs: Sequence[Any], call: Call, found: Overlaps) -> tuple[int, ...]:
-        """Inputs that alias cannot be staged one by one if they come less aligned: another alignment, another key."""
-        aliased = sorted({index for first, second, _ in found for index in (first, second)})
-        return tuple(inputs[call.slots[index]].data_ptr() % self._driver.alignment for index in aliased)
-
-    def _may_be_recorded(self, inputs: Sequence[Any]) -> bool:
-        """Inductor's options about dynamic shapes: which values of its int inputs a function is recorded for."""
-        numbers = tuple(value for value in inputs if type(value) is int)
-        if not numbers:
-            return True
-        if self._facts.skip_dynamic:
-            return False
-        sizes = self._facts.capture_sizes
-        return sizes is None or numbers in sizes or (len(numbers) == 1 and numbers[0] in sizes)
+    # -- what is known of each key
 
     def _remember(self, key: Hashable, entry: _Entry) -> None:
         """Store an entry, and forget the least recently used beyond the caps."""
@@ -348,7 +326,7 @@ class RecordedFunction:
                 recording.graph,
                 self._driver,
                 request.inputs,
-                _overlaps_of(request.inputs, request.call),
+                overlaps_of(request.inputs, request.call),
                 recording.pool,
             )
         except Exception as error:
@@ -424,7 +402,7 @@ class RecordedFunction:
             known = coefficients(self._driver, self._facts.decisions_folder)
             prediction = predict(recording.player.plan, kinds, known, recording.log.twins)
             found = self._selector.begin(
-                _call_key(key), recording_ns, recording.pool.nbytes, prediction, recording.variant
+                call_key(key), recording_ns, recording.pool.nbytes, prediction, recording.variant
             )
             if isinstance(found, Measurement):
                 recording.measurement = found
@@ -434,13 +412,13 @@ class RecordedFunction:
                 with self._lock:
                     self._prefer_plain(request.inputs, None)
             elif found is not None:
-                recording.watch = self._selector.watch(found, _call_key(key))
+                recording.watch = self._selector.watch(found, call_key(key))
         except Exception as error:
             self._not_selected(error)
 
     def _known_choice(self, key: Hashable) -> Choice | None:
         try:
-            return self._selector.known(_call_key(key))
+            return self._selector.known(call_key(key))
         except Exception as error:
             self._not_selected(error)
             return None
@@ -455,7 +433,7 @@ class RecordedFunction:
         if measurement.wants(Variant.COPY) and recording.variant is not Variant.COPY and recording.copying is None:
             return self._record_copying(inputs, key, recording, measurement)
         try:
-            turn = self._selector.next(_call_key(key), measurement)
+            turn = self._selector.next(call_key(key), measurement)
             if isinstance(turn, Turn) and turn.stopwatch is not None:
                 turn.stopwatch.start()
         except Exception as error:
@@ -544,7 +522,7 @@ class RecordedFunction:
         with self._lock:
             self._retire_copying(recording)
         recording.measurement = None
-        recording.watch = self._selector.watch(choice, _call_key(key))
+        recording.watch = self._selector.watch(choice, call_key(key))
         if recording.launcher is not None and recording.watch is not None:
             recording.launcher.sample(recording.watch.every)
         return self._replay(inputs, key, recording)
@@ -559,7 +537,7 @@ class RecordedFunction:
     def _choose_plain(self, inputs: list[Any], key: Hashable, choice: Choice) -> Any:
         """Give a recording up, if there is one, and let later calls come by here quickly."""
         refusal = _Chosen(choice.reason)
-        watch = self._selector.watch(choice, _call_key(key))
+        watch = self._selector.watch(choice, call_key(key))
         with self._lock:
             self._remember(key, refusal)
             self._prefer_plain(inputs, watch)
@@ -612,10 +590,10 @@ class RecordedFunction:
 
     def _measure_again(self, key: Hashable, recording: Recording) -> None:
         """Replays have come to cost something else."""
-        if not self._selector.examine_again(_call_key(key)):
+        if not self._selector.examine_again(call_key(key)):
             return
         found = self._selector.begin(
-            _call_key(key), recording.took_ns, recording.pool.nbytes, recorded=recording.variant
+            call_key(key), recording.took_ns, recording.pool.nbytes, recorded=recording.variant
         )
         if not isinstance(found, Measurement):
             return
@@ -628,8 +606,8 @@ class RecordedFunction:
 
     def _examine_again(self, inputs: list[Any], numbers: tuple[int, ...]) -> None:
         """Plain calls have come to cost something else: the next call records, and then it is measured."""
-        key = self._key(inputs)
-        if not isinstance(key, Refusal) and not self._selector.examine_again(_call_key(key)):
+        key = key_of(inputs, self._driver)
+        if not isinstance(key, Refusal) and not self._selector.examine_again(call_key(key)):
             return
         with self._lock:
             self._plain_by_choice.pop(numbers, None)
@@ -645,12 +623,6 @@ class RecordedFunction:
         return self._checked
 
 
-def _call_key(key: Hashable) -> tuple[Hashable, ...]:
-    """What `examine` saw, out of a key of ours."""
-    assert isinstance(key, tuple)
-    return key[0]
-
-
 def _step_aside(inputs: list[Any]) -> Any:
     return _ASIDE
 
@@ -662,18 +634,6 @@ def _stopped(stopwatch: Stopwatch) -> bool:
     except Exception:
         return False
     return True
-
-
-def _overlaps_of(inputs: Sequence[Any], call: Call) -> Overlaps:
-    spans = [_span(call.key[position]) for position in call.slots]
-    return overlaps([inputs[position].data_ptr() for position in call.slots], spans)
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _span(entry: Any) -> int:
-    """The bytes that a tensor spans, from its entry in the key."""
-    dtype, size, stride = entry
-    return Layout(size, stride, dtype).span
 
 
 _drivers: dict[torch.device, Driver] = {}

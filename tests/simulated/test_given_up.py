@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph_inductor.recording import function as module
+from pygraph_inductor.recording import keys
 from pygraph_inductor.recording.given_up import _ENOUGH, _LOOK, GivenUp
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import HandWritten, cloned, same_bits
@@ -26,8 +26,8 @@ def body(namespace: dict[str, Any], a: Any) -> Any:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for every call whose inputs are examined."""
     made: list[int] = []
-    examine = module.examine
-    monkeypatch.setattr(module, "examine", lambda *args: (made.append(1), examine(*args))[1])
+    examine = keys.examine
+    monkeypatch.setattr(keys, "examine", lambda *args: (made.append(1), examine(*args))[1])
     return made
 
 

@@ -308,7 +308,7 @@ def test_auto_copies_a_small_input_with_many_readers(monkeypatch: pytest.MonkeyP
     (log,) = agreement.counting.functions[0].recordings
     assert log.kernels >= 60 and log.staged == 0
     assert log.slots == ({"copy": 1, "patch": 1} if copying == 2.0 else {"patch": 2}), log.why
-    # In each replay, and in the one that verified it: the copy and the few kernels that have the output, or half of all.
+    # In each replay and in the one that verified it: the copy and the few kernels that have the output, or half of all.
     if copying == 2.0:
         assert log.updates <= 5 * (log.replays + 1)
     else:

@@ -8,25 +8,29 @@ The variants of a row live in one process and are timed in turns. Host time is t
 GPU keeps up; latency is one call and a wait for the device. "nothing" is a compiled function of the same signature that
 launches nothing: what Dynamo and AOTAutograd cost before anybody's graphs. "replay" is the plain call captured whole
 and replayed raw. The floor is what cannot be avoided: nothing, the outputs (allocated natively, wrapped and freed), and
-the raw replay. Needs a CUDA device.
+the raw replay. Training steps, which `--training` adds, have no "nothing"; their floor is the raw replay. A second
+table says how much of our time is the launcher's, and in which of its phases. Needs a CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pygraph_inductor.driver.cuda import empty_strided_cuda
+from pygraph_inductor.recording.record import Recording
 from scripts.bench import facts
+from scripts.bench.registry import Draw, all_workloads, call_once
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
 BURST = 20  # calls: the launch queue never fills
@@ -39,11 +43,23 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A function, and its inputs, new for every burst."""
+    """A function, its inputs, new for every burst, and what one iteration does with them.
+
+    `training`: the iteration has a backward, so that a function that does nothing is no measure.
+    """
 
     name: str
     make: Callable[[], Function]
-    draw: Callable[[], list[torch.Tensor]]
+    draw: Callable[[], Sequence[Any]]
+    drive: Callable[[Function, Sequence[Any]], Any] = call_once
+    training: bool = False
+
+
+def training_row(workload: str, title: str) -> Row:
+    """A training step of the benchmark."""
+    program, setting = all_workloads()[workload].program(torch.device("cuda"), tiny=False)
+    draw = Draw(setting)
+    return Row(title, lambda: program.function, lambda: program.fresh(draw), program.drive, training=True)
 
 
 def randn(*size: int) -> torch.Tensor:
@@ -99,59 +115,101 @@ ROWS = (
 )
 
 
+TRAINING = (
+    functools.partial(training_row, "BERT-MLM", "BERT-base training step, 4 x 128, bf16"),
+    functools.partial(training_row, "RN50-T", "ResNet-50 training step, batch 8, bf16"),
+)
+
+
+@dataclass
+class Times:
+    """Microseconds a call."""
+
+    host: list[float] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, float]:
+        low, middle, high = statistics.quantiles(self.host, n=4)
+        named = {"host": middle, "host_q1": low, "host_q3": high, "latency": statistics.median(self.latency)}
+        return {name: round(value, 2) for name, value in named.items()}
+
+
 def measure(row: Row, rounds: int) -> dict[str, dict[str, float]]:
-    """Microseconds by variant: median, quartiles of the host's time, median latency; and the floor."""
+    """Microseconds by variant: median and quartiles of the host's time, median latency; the floor; our phases."""
     function = row.make()
-    calls = {v: compiled(v, nothing if v is NOTHING else function) for v in COMPARED if v is not REPLAY}
-    host: dict[Variant, list[float]] = {variant: [] for variant in COMPARED}
-    latency: dict[Variant, list[float]] = {variant: [] for variant in COMPARED}
-    with torch.no_grad():
-        with active(INDUCTOR):
-            calls[REPLAY], outputs = captured(calls[INDUCTOR], row.draw())
-        for number in range(rounds + 1):
-            for variant, call in calls.items():
-                sets = [row.draw() for _ in range(2 if variant is REPLAY else 4)]
-                with active(variant):
-                    begin_iteration(variant)
-                    if not number:
-                        settle(call, sets)
-                    burst, single = _one_round(call, sets)
-                if number:
-                    host[variant].append(burst)
-                    latency[variant].append(single)
-    found = {variant.name: _summary(host[variant], latency[variant]) for variant in COMPARED}
-    found["floor"] = {
-        "host": round(found[NOTHING.name]["host"] + found[REPLAY.name]["host"] + cost_of(outputs), 2),
-        "latency": round(found[NOTHING.name]["host"] + found[REPLAY.name]["latency"] + cost_of(outputs), 2),
-    }
+    variants = [v for v in COMPARED if v is not REPLAY and not (row.training and v is NOTHING)]
+    calls = {v: compiled(v, nothing if v is NOTHING else function) for v in variants}
+    times = {variant: Times() for variant in [*variants, REPLAY]}
+    with active(INDUCTOR):
+        replay, outputs = captured(row, calls[INDUCTOR])
+    for number in range(rounds + 1):
+        for variant, taken in times.items():
+            sets = [row.draw() for _ in range(2 if variant is REPLAY else 4)]
+            one = (lambda _: replay()) if variant is REPLAY else functools.partial(row.drive, calls[variant])
+            with active(variant):
+                begin_iteration(variant)
+                if not number:
+                    settle(one, sets)
+                burst, single = _one_round(one, sets)
+            if number:
+                taken.host.append(burst)
+                taken.latency.append(single)
+    found = {variant.name: taken.summary() for variant, taken in times.items()}
+    least = {"host": 0.0, "latency": 0.0}
+    if not row.training:
+        least = dict.fromkeys(least, found[NOTHING.name]["host"] + cost_of(outputs))
+    found["floor"] = {kind: round(time + found[REPLAY.name][kind], 2) for kind, time in least.items()}
+    with active(OURS):
+        found["phases"] = phases(functools.partial(row.drive, calls[OURS]), [row.draw() for _ in range(4)])
     return found
 
 
-def settle(call: Function, sets: Sequence[list[torch.Tensor]]) -> None:
+def settle(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> None:
     """Compile, record, and go on until it is decided for every function whether its graph is used."""
     for number in range(SETTLE):
-        call(*sets[number % len(sets)])
+        one(sets[number % len(sets)])
         torch.cuda.synchronize()
 
 
-def captured(call: Function, inputs: Sequence[torch.Tensor]) -> tuple[Function, list[torch.Tensor]]:
+def captured(row: Row, call: Function) -> tuple[Callable[[], Any], list[torch.Tensor]]:
     """The plain call as one graph that ignores its arguments, and the outputs of a plain call."""
+    inputs = row.draw()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
-            outputs = call(*inputs)
+            outputs = row.drive(call, inputs)
     torch.cuda.current_stream().wait_stream(side)
+    made = [] if row.training else list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    del outputs  # a loss keeps the gradients' nodes, and with them the stream
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call(*inputs)
-    kept = list(inputs)
+        row.drive(call, inputs)
 
-    def replay(*_: torch.Tensor) -> list[torch.Tensor]:
+    def replay() -> Any:
         graph.replay()
-        return kept
+        return inputs  # the graph reads them
 
-    return replay, list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    return replay, made
+
+
+def phases(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> dict[str, float]:
+    """Microseconds per iteration in each phase of the launcher in C, over all functions of the iteration."""
+    launchers = [
+        found.launcher
+        for found in gc.get_objects()
+        if type(found) is Recording and not found.closed and found.launcher is not None
+    ]
+    for launcher in launchers:
+        launcher.time(True)
+    for number in range(BURST):
+        one(sets[number % len(sets)])
+    total: dict[str, float] = {}
+    for launcher in launchers:
+        for phase, spent in launcher.spent().items():
+            total[phase] = total.get(phase, 0.0) + spent / BURST / 1e3
+        launcher.time(False)
+    return {phase: round(spent, 2) for phase, spent in total.items()}
 
 
 def cost_of(outputs: Sequence[torch.Tensor], times: int = 300) -> float:
@@ -166,36 +224,35 @@ def cost_of(outputs: Sequence[torch.Tensor], times: int = 300) -> float:
     return statistics.median(took) * 1e6
 
 
-def _one_round(call: Function, sets: Sequence[list[torch.Tensor]]) -> tuple[float, float]:
+def _one_round(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> tuple[float, float]:
     for inputs in sets:
-        call(*inputs)
+        one(inputs)
     torch.cuda.synchronize()
     start = time.perf_counter()
     for number in range(BURST):
-        call(*sets[number % len(sets)])
+        one(sets[number % len(sets)])
     burst = (time.perf_counter() - start) / BURST
     torch.cuda.synchronize()
     start = time.perf_counter()
-    call(*sets[0])
+    one(sets[0])
     torch.cuda.synchronize()
     return burst * 1e6, (time.perf_counter() - start) * 1e6
 
 
-def _summary(host: Sequence[float], latency: Sequence[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(host, n=4)
-    named = {"host": middle, "host_q1": low, "host_q3": high, "latency": statistics.median(latency)}
-    return {name: round(value, 2) for name, value in named.items()}
-
-
-def run(rounds: int, commit: str | None) -> dict[str, Any]:
-    """Measure every row."""
+def run(rounds: int, commit: str | None, training: bool) -> dict[str, Any]:
+    """Measure every row; training steps with fewer rounds, since they take longer."""
+    torch._dynamo.config.recompile_limit = 64  # several variants share one function
+    measured = {row.name: measure(row, rounds) for row in ROWS}
+    for build in TRAINING if training else ():
+        row = build()
+        measured[row.name] = measure(row, max(rounds // 6, 4))
     return {
         "unit": "microseconds",
         "rounds": rounds,
         "calls_per_burst": BURST,
         "environment": facts.environment("cuda"),
         "commit": facts.commit(commit),
-        "rows": {row.name: measure(row, rounds) for row in ROWS},
+        "rows": measured,
     }
 
 
@@ -211,7 +268,7 @@ def page(result: dict[str, Any]) -> str:
     rows = result["rows"]
     # What was measured before raw replays were has no such columns.
     columns = [*(variant.name for variant in COMPARED), "floor"]
-    names = [name for name in columns if all(name in variants for variants in rows.values())]
+    names = [name for name in columns if any(name in variants for variants in rows.values())]
     over = ["ours over the floor"] if "floor" in names else []
     lines = [
         "# What one call costs the host",
@@ -224,26 +281,57 @@ def page(result: dict[str, Any]) -> str:
         " a compiled function of the same signature that launches nothing; `inductor` is without graphs"
         + (_ABOUT_FLOOR if over else "."),
         "",
-        "| | " + " | ".join([*names, *over]) + " |",
-        "|---" * (len(names) + len(over) + 1) + "|",
+        *_table(["", *names, *over], [_cells(name, variants, names, over) for name, variants in rows.items()]),
     ]
-    for name, variants in rows.items():
-        cells = [f"{variants[v]['host']:.0f} ({variants[v]['latency']:.0f})" for v in names]
-        if over:
-            cells.append(f"{variants[OURS.name]['host'] - variants['floor']['host']:+.0f}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    split = {name: variants["phases"] for name, variants in rows.items() if "phases" in variants}
+    if split:
+        heads = list(next(iter(split.values())))
+        lines += [
+            "",
+            "Where our time goes: the launcher in C compares the inputs with the recording (`accept`), makes outputs"
+            " (`allocate`), rewrites node parameters (`tell`), replays (`launch`) and hands out (`wrap`). The rest is"
+            " Dynamo's, AOTAutograd's and, in training, autograd's.",
+            "",
+            *_table(
+                ["", *heads, "the rest"],
+                [
+                    [
+                        name,
+                        *(f"{spent[h]:.1f}" for h in heads),
+                        f"{rows[name]['ours']['host'] - sum(spent.values()):.0f}",
+                    ]
+                    for name, spent in split.items()
+                ],
+            ),
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _cells(name: str, variants: dict[str, Any], names: Sequence[str], over: Sequence[str]) -> list[str]:
+    cells = [name]
+    cells += [f"{variants[v]['host']:.0f} ({variants[v]['latency']:.0f})" if v in variants else "-" for v in names]
+    if over:
+        cells.append(f"{variants[OURS.name]['host'] - variants['floor']['host']:+.0f}" if "floor" in variants else "-")
+    return cells
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--training", action="store_true", help="training steps, too, which take minutes to compile")
     parser.add_argument("--commit", help="the commit's name, where git cannot tell")
     parser.add_argument("--read", type=Path, help="a JSON file of an earlier run, in place of measuring")
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
     parser.add_argument("--page", type=Path, help="a Markdown file for the table")
     options = parser.parse_args()
-    result = json.loads(options.read.read_text()) if options.read else run(options.rounds, options.commit)
+    result = (
+        json.loads(options.read.read_text()) if options.read else run(options.rounds, options.commit, options.training)
+    )
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
     if options.page is not None:

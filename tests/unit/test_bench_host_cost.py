@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+import torch
+
 from scripts.bench import facts, host_cost
+from tests.simulated.hand_written import HandWritten
 
 FOLDER = facts.ROOT / "docs" / "benchmarks"
 
@@ -21,3 +25,27 @@ def test_floor_and_the_distance_to_it_are_shown_where_they_were_measured() -> No
         variants["replay"] = variants["floor"] = {"host": 20.0, "latency": 25.0}
     page = host_cost.page(data)
     assert "| replay | floor | ours over the floor |" in page and "| 20 (25) | 20 (25) | +10 |" in page
+
+
+def test_phases_and_the_rest_add_up_to_our_time() -> None:
+    data = json.loads((FOLDER / "host_cost.json").read_text())
+    name, variants = next(iter(data["rows"].items()))
+    variants["ours"]["host"] = 30.0
+    variants["phases"] = {"accept": 1.0, "allocate": 2.5, "tell": 0.5, "launch": 6.0, "wrap": 1.0}
+    page = host_cost.page(data)
+    assert "| accept | allocate | tell | launch | wrap | the rest |" in page
+    assert f"| {name} | 1.0 | 2.5 | 0.5 | 6.0 | 1.0 | 19 |" in page
+
+
+def test_launcher_says_where_its_time_goes() -> None:
+    function = HandWritten(lambda namespace, x: (namespace["empty_strided_cpu"]((4,), (1,), torch.float32).copy_(x),))
+    inputs = [[torch.randn(4)] for _ in range(4)]
+    for one in inputs:
+        function(*one)
+    if not any(recording.launcher for recording in function.recordings):
+        pytest.skip("there is no compiler for the launcher in C")
+    spent = host_cost.phases(lambda one: function(*one), inputs)
+    assert set(spent) == {"accept", "allocate", "tell", "launch", "wrap"} and all(spent.values())
+    function(*inputs[0])
+    [recording] = function.recordings
+    assert not any(recording.launcher.spent().values()), "measuring has ended"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pygraph_inductor
+from pygraph_inductor import config
 
 from .fake_cuda import compile_module, fake_cuda
 
@@ -47,6 +48,21 @@ def test_copy_that_converts_is_uploaded_as_it_is_and_converted_there(cuda, tmp_p
     generated_for(function, (8, 8), HOST, folder=tmp_path)
     [graph] = pygraph_inductor.report().graphs
     assert graph.pieces == 1 and graph.kernels[0] == graph.kernels[1], graph
+
+
+def _layers(x, small, large):
+    x = x @ small.to(x.device)
+    return (x @ large.to(x.device)).relu()
+
+
+@pytest.mark.parametrize("limit, copied", [(1280, 0), (256, 1), (0, 2)])
+def test_copies_that_do_not_fit_are_cuts_with_their_lines(cuda, tmp_path, limit, copied):
+    with config.patch(max_upload_bytes=limit):
+        generated_for(_layers, (8, 8), HOST, {"size": (8, 32), "device": "cpu"}, folder=tmp_path)
+    [graph] = pygraph_inductor.report().graphs
+    cuts = [cut for cut in graph.cuts if "copies between host and device (test_copies.py:" in cut]
+    assert len(cuts) == len([line for line in graph.rewrites if "max_upload_bytes" in line]) == copied, graph
+    assert graph.pieces >= 1 and not any("undone" in line for line in graph.rewrites), graph
 
 
 COPIES = {

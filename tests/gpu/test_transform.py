@@ -370,6 +370,24 @@ def test_cut_that_cannot_be_avoided_is_in_one_place():
     assert graph.pieces == 2 and any("sort" in line for line in graph.cuts), graph
 
 
+@pytest.mark.parametrize("limit", [None, 1024, 0])
+def test_uploads_that_do_not_fit_are_copies_as_before(limit):
+    def function(x, small, large):
+        x = x @ small.to(x.device)
+        return (x @ large.to(x.device)).relu()
+
+    with config.patch(**({} if limit is None else {"max_upload_bytes": limit})):
+        call = compiled(function)
+        for number in range(CALLS):
+            x, small, large = rand(16, 16), torch.rand(16, 16) + number, torch.rand(16, 32) - number
+            same(call(x, small, large), function(x, small, large), f"limit {limit}, call {number}", tolerance=1e-3)
+    [graph] = pygraph_inductor.report().graphs
+    refused = [line for line in graph.rewrites if "max_upload_bytes" in line]
+    assert len(refused) == {None: 0, 1024: 1, 0: 2}[limit], graph
+    assert len([cut for cut in graph.cuts if "copies between host and device" in cut]) == len(refused), graph
+    assert graph.pieces >= 1 and not any("undone" in line for line in graph.rewrites), graph
+
+
 def test_uploads_are_what_copies_would_be():
     from pygraph_inductor.replay.uploads import STAGED_BYTES, upload
 

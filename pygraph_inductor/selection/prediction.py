@@ -1,7 +1,7 @@
 """What the cost model expects of each way to answer a call, and what need not be measured because it is certain.
 
 A graph runs the kernels of the plain call, and copies of its staged tensors besides. If these keep the device busy
-for longer than launching everything plainly can take the host, then the graph's time is above both of the plain call's.
+for longer than a plain call can take the host, then the graph's time is above both of the plain call's.
 That is a bound. What is expected is no bound: reports show it beside what was measured, and nothing depends on it.
 """
 
@@ -15,13 +15,20 @@ from pygraph_inductor.replay.plan import Binding, Engine, Plan, Slot
 from pygraph_inductor.selection.cost_model import PER_TABLE_NODE, Coefficients
 from pygraph_inductor.selection.judge import Variant
 
-# The most that one launch from generated code costs, in µs (25 to 50 were measured on an H200's host).
-MOST_A_LAUNCH = 60.0
-# What is expected, in µs on the host, from the same machine (docs/benchmarks/host_cost.md): a launch from generated
-# code with what surrounds it, a replay by the launcher in C, and the tensor of one output.
-A_LAUNCH = 16.0
-A_REPLAY = 4.0
-AN_OUTPUT = 2.5
+# The most that a plain call costs the host, in µs: by itself, for each launch and for each input. Up to 70, 50 and 1
+# were measured on an H200's host while variants took turns, and other hosts are slower.
+MOST_A_CALL = 200.0
+MOST_A_LAUNCH = 100.0
+MOST_AN_INPUT = 3.0
+# What is expected of it there, and of a replay by the launcher in C: both fitted to those figures. Calls that take
+# turns find cold caches: in a loop of its own, a replay takes a tenth of this.
+A_CALL = 45.0
+A_LAUNCH = 21.0
+AN_INPUT = 0.8
+A_REPLAY = 35.0
+A_NODE = 0.09
+A_SLOT = 0.18
+AN_OUTPUT = 4.0
 A_COPY = 7.0  # of a small tensor, from Python
 
 
@@ -37,7 +44,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bounds in µs a call: on what a graph adds to the device's work, and on what launching plainly costs the host."""
+    """Bounds in µs a call: on what a graph adds to the device's work, and on what a plain call costs the host; that is
+    0 where it launches nothing."""
 
     added: float
     launching: float
@@ -49,9 +57,7 @@ class Prediction:
         if not self.launching:
             return "it launches nothing"
         if self.added > self.launching:
-            return (
-                f"copying staged tensors takes {self.added:.0f} µs a call, plain launches {self.launching:.0f} at most"
-            )
+            return f"copying staged tensors takes {self.added:.0f} µs a call, a plain call {self.launching:.0f} at most"
         return None
 
     @property
@@ -66,11 +72,16 @@ def predict(plan: Plan, kinds: Iterable[str], coefficients: Coefficients, twins:
     added = _copied(slot for slot in plan.slots if slot.engine is Engine.COPY) / coefficients.bytes_per_us
     # The plain call launches neither the copies that the graph makes of slots nor what writes its table.
     ours = sum(_copies(slot) for slot in plan.slots if slot.engine is Engine.COPY and slot.bindings) + _tables(plan)
-    launches = sum(kind != "empty" for kind in kinds) - ours
-    expected = [_of_graph(plan, twins, coefficients), Expected(Variant.PLAIN, A_LAUNCH * launches, 0.0)]
+    nodes = sum(kind != "empty" for kind in kinds)
+    launches = nodes - ours
+    inputs = sum(not slot.is_output for slot in plan.slots)
+    plainly = A_CALL + A_LAUNCH * launches + AN_INPUT * inputs
+    expected = [_of_graph(plan, nodes, twins, coefficients), Expected(Variant.PLAIN, plainly, 0.0)]
     if any(slot.engine is not Engine.COPY for slot in plan.slots):
-        expected.insert(1, replace(_of_graph(_all_copied(plan), 0, coefficients), variant=Variant.COPY))
-    return Prediction(added, MOST_A_LAUNCH * launches, tuple(expected))
+        nodes = launches + sum(map(_copies, plan.slots))
+        expected.insert(1, replace(_of_graph(_all_copied(plan), nodes, 0, coefficients), variant=Variant.COPY))
+    most = MOST_A_CALL + MOST_A_LAUNCH * launches + MOST_AN_INPUT * inputs
+    return Prediction(added, most if launches else 0.0, tuple(expected))
 
 
 def _all_copied(plan: Plan) -> Plan:
@@ -89,13 +100,14 @@ def _nodes(numbers: Iterable[int]) -> tuple[Binding, ...]:
     return tuple(Binding(number, 0, 0, 0) for number in numbers)
 
 
-def _of_graph(plan: Plan, twins: int, c: Coefficients) -> Expected:
+def _of_graph(plan: Plan, nodes: int, twins: int, c: Coefficients) -> Expected:
     """A replay whose slots have all moved that are expected to."""
     told = [slot for slot in plan.slots if slot.engine is not Engine.STATIC]
     updated = len({binding.node for slot in told for binding in slot.bindings})
     copied = [slot for slot in told if slot.engine is Engine.COPY]
     staged = [slot for slot in copied if not slot.bindings]  # by Python; the others are copied by nodes of the graph
-    host = A_REPLAY + AN_OUTPUT * len(plan.allocations) + c.node_update * updated
+    host = A_REPLAY + A_NODE * nodes + A_SLOT * len(plan.slots) + AN_OUTPUT * len(plan.allocations)
+    host += c.node_update * updated
     if staged:
         host += c.python_replay + A_COPY * sum(map(_copies, staged))
     added = c.table_node * _tables(plan) + c.indirect_load * twins

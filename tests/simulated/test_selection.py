@@ -16,7 +16,7 @@ from pygraph_inductor.recording.function import RecordedFunction
 from pygraph_inductor.recording.inputs import Refusal
 from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.table import variant_rows
-from pygraph_inductor.selection import drift, selector
+from pygraph_inductor.selection import drift, prediction, selector
 from pygraph_inductor.selection.judge import Variant
 from pygraph_inductor.selection.measuring import MAX_ROUNDS
 from pygraph_inductor.selection.prediction import Prediction
@@ -770,7 +770,11 @@ def test_one_call_in_many_is_timed_and_no_other(clock: Clock, often: None) -> No
 # -- what need not be measured
 
 
-def test_graph_that_stages_more_than_it_can_save_is_not_measured(clock: Clock, caplog: Any) -> None:
+def test_graph_that_stages_more_than_it_can_save_is_not_measured(
+    clock: Clock, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction, "MOST_A_CALL", 20.0)
+    monkeypatch.setattr(prediction, "MOST_A_LAUNCH", 60.0)
     size = 1 << 26  # 256 MiB of float32, for one launch
 
     def large(namespace: dict[str, Any], a: Any, b: Any) -> Any:

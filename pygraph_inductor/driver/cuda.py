@@ -325,6 +325,10 @@ class CudaDriver:
     def release_cached(self) -> None:
         torch.cuda.empty_cache()
 
+    def release_workspaces(self) -> None:
+        with self._capture_lock:
+            torch._C._cuda_clearCublasWorkspaces()
+
 
 _SMALL = 1 << 20  # bytes; what is larger comes from large segments (PyTorch's CUDA caching allocator)
 

@@ -290,6 +290,9 @@ class Driver(Protocol):
     def release_cached(self) -> None:
         """Give memory that is merely cached back (before an out-of-memory is taken as final)."""
 
+    def release_workspaces(self) -> None:
+        """Give back what libraries keep for calls to come; those that do come get new ones."""
+
     def stopwatch(self) -> Stopwatch | None:
         """A new stopwatch; None where the device has no clock, so that nothing can be measured."""
 

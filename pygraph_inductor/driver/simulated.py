@@ -307,3 +307,6 @@ class SimulatedDriver:
 
     def release_cached(self) -> None:
         self.arena.settle()
+
+    def release_workspaces(self) -> None:
+        """Libraries keep nothing here."""

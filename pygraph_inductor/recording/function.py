@@ -522,6 +522,10 @@ class RecordedFunction:
         with self._lock:
             self._retire_copying(recording)
         recording.measurement = None
+        try:
+            self._driver.release_workspaces()  # plain calls have come to an end
+        except Exception as error:
+            self._not_selected(error)
         recording.watch = self._selector.watch(choice, call_key(key))
         if recording.launcher is not None and recording.watch is not None:
             recording.launcher.sample(recording.watch.every)

@@ -315,8 +315,7 @@ static int is_ours_alone(const char *counted)
 
 static int has_weak_references(PyObject *object)
 {
-    Py_ssize_t offset = Py_TYPE(object)->tp_weaklistoffset;
-    return offset <= 0 || *(PyObject **)((char *)object + offset);
+    return !PyType_SUPPORTS_WEAKREFS(Py_TYPE(object)) || *PyObject_GET_WEAKREFS_LISTPTR(object);
 }
 
 static int serves_again(const Launcher *self, const Allocation *made)

@@ -24,7 +24,7 @@ from typing import Any
 
 from pygraph_inductor.driver.protocol import Driver
 from pygraph_inductor.selection.cost_model import Coefficients, Consumers, CostModel, SlotUse, cost_of, value
-from scripts.bench import table_refresh
+from scripts.bench import facts, table_refresh
 
 CONSUMERS = (1, 8, 32, 128, 256)
 SLOTS = (1, 8, 64, 512)
@@ -183,8 +183,8 @@ def page(content: dict[str, Any], plot: str | None) -> str:
         "",
         "Made by `python -m scripts.bench.engines`; do not edit.",
         "",
-        f"{content['device']}, torch {content['torch']}. Each slot is an input that is elsewhere in every call and is",
-        "used by so many kernels of its own. *still* is the latency of a call in which nothing moved, in µs; each",
+        f"{content['device']}, torch {content['torch']}{origin(content)}. Each slot is an",
+        "input that is elsewhere in every call and is used by so many kernels of its own. *still* is the latency of a call in which nothing moved, in µs; each",
         "engine's cell is what it adds to that, measured, and in brackets as the model predicted it from these",
         "coefficients, which were measured before and apart from the sweep:",
         "",
@@ -205,6 +205,12 @@ def page(content: dict[str, Any], plot: str | None) -> str:
     if content.get("table_refresh"):
         lines += table_refresh.section(content["table_refresh"])
     return "\n".join(lines)
+
+
+def origin(content: dict[str, Any]) -> str:
+    """The driver and the commit, where they are known."""
+    named = {"driver": content.get("environment", {}).get("driver"), "commit": content.get("commit", {}).get("id")}
+    return "".join(f", {what} {name[:12]}" for what, name in named.items() if name)
 
 
 def draw(content: dict[str, Any], file: Path) -> bool:
@@ -239,8 +245,9 @@ def draw(content: dict[str, Any], file: Path) -> bool:
     return True
 
 
-def measured_here(calls: int, seconds: float) -> dict[str, Any]:
+def measured_here(calls: int, seconds: float, commit: str | None) -> dict[str, Any]:
     """The whole sweep on the current CUDA device, and the ways to refresh a table."""
+    where = {"environment": facts.environment("cuda"), "commit": facts.commit(commit)}
     import torch
 
     from pygraph_inductor.recording.function import driver_for
@@ -250,7 +257,7 @@ def measured_here(calls: int, seconds: float) -> dict[str, Any]:
     with driver.guard():
         refresh = table_refresh.measure()
     content = measure(driver, calls, points(), seconds - (time.monotonic() - start))
-    return content | {"table_refresh": refresh}
+    return content | where | {"table_refresh": refresh}
 
 
 def main() -> int:
@@ -260,11 +267,12 @@ def main() -> int:
     parser.add_argument("--read", type=Path, help="make the page from this file instead of measuring")
     parser.add_argument("--seconds", type=float, default=100, help="no point is begun after so long")
     parser.add_argument("--calls", type=int, default=60, help="timed calls per engine and point")
+    parser.add_argument("--commit", help="the commit's name, where git cannot tell")
     arguments = parser.parse_args()
     if arguments.read:
         content = json.loads(arguments.read.read_text())
     else:
-        content = measured_here(arguments.calls, arguments.seconds)
+        content = measured_here(arguments.calls, arguments.seconds, arguments.commit)
     if arguments.out:
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
     found = loaded(content)

@@ -51,7 +51,9 @@ def gpu() -> dict[str, Any]:
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     if answer.returncode:
         last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
-        raise SystemExit(f"torch finds no CUDA device ({last}). Without a GPU: make bench DEVICE=sim")
+        raise SystemExit(
+            f"torch finds no CUDA device ({last}). Workloads run without a GPU, too: make bench DEVICE=sim"
+        )
     found: dict[str, Any] = json.loads(answer.stdout)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:

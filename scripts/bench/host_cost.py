@@ -241,6 +241,7 @@ def _one_round(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]
 
 def run(rounds: int, commit: str | None, training: bool) -> dict[str, Any]:
     """Measure every row; training steps with fewer rounds, since they take longer."""
+    environment = facts.environment("cuda")
     torch._dynamo.config.recompile_limit = 64  # several variants share one function
     measured = {row.name: measure(row, rounds) for row in ROWS}
     for build in TRAINING if training else ():
@@ -250,7 +251,7 @@ def run(rounds: int, commit: str | None, training: bool) -> dict[str, Any]:
         "unit": "microseconds",
         "rounds": rounds,
         "calls_per_burst": BURST,
-        "environment": facts.environment("cuda"),
+        "environment": environment,
         "commit": facts.commit(commit),
         "rows": measured,
     }

@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.bench import facts
+
 LENGTHS = (1, 2, 8, 32, 128, 512, 2048)
 WAYS = ("node", "ring", "patch")
 PLACES = 4  # in the ring
@@ -314,6 +316,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
     parser.add_argument("--calls", type=int, default=CALLS, help="timed calls per length and way")
     arguments = parser.parse_args()
+    facts.gpu()  # says so where there is none
     rows = measure(arguments.calls)
     if arguments.out:
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -37,7 +37,7 @@ class Variant:
 # Technique -> the knob that switches it off, and the value that does.
 TECHNIQUES: dict[str, tuple[str, Any]] = {
     "addresses": ("engine", "copy"),
-    "indirect": ("indirect", False),
+    "indirect": ("engine", "patch"),  # neither a table nor copies
     "transform": ("transform", False),
     "selection": ("selection", False),
 }

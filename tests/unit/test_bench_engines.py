@@ -80,13 +80,20 @@ def test_page_is_made_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", command)
     assert engines.main() == 0
     text = (tmp_path / "engines.md").read_text()
-    assert "a device, torch 2.0" in text and "(engines.svg)" in text
+    assert "a device, torch 2.0. Each" in text and "(engines.svg)" in text
     assert text.count("\n| ") == 1 + 7 + 1 + 5 + 1 + 2
     assert "of the 5 points; 3 more were left out" in text
     assert "| 500 | 40.0 | 1.00 | 2.00 | 90.00 | 44.0 | 48.0 | 130.0 |" in text
     assert "In latency the node is the fastest of the three for 500 addresses." in text
     assert "| 1 | 1 | 4 KiB | 10.0 | 10.0 (1.0) | 20.0 (10.5) |" in text
     assert (tmp_path / "engines.svg").read_text() == "a plot"
+
+
+def test_page_names_driver_and_commit() -> None:
+    known = {"environment": {"driver": "580.1"}, "commit": {"id": "0123456789abcdef"}}
+    assert "a device, torch 2.0, driver 580.1, commit 0123456789ab. Each" in engines.page(content() | known, None)
+    unknown = {"environment": {"driver": None}, "commit": {"id": None}}
+    assert "a device, torch 2.0. Each" in engines.page(content() | unknown, None)
 
 
 def test_page_without_a_plot_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 
 import pygraph_inductor
-from pygraph_inductor import config
+from pygraph_inductor import config, environment
 from scripts.bench import correct, results, run
 from scripts.bench.measure import Runner, interleave
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
@@ -156,10 +158,19 @@ def test_cold_caches_are_handed_on(tmp_path):
 
 
 def test_a_technique_that_this_build_lacks_is_not_available():
-    for name, (knob, _) in TECHNIQUES.items():
-        reason = unavailable(VARIANTS[f"ours-no-{name}"])
-        assert (reason is None) == hasattr(config, knob)
     assert unavailable(Variant("x", "x", without="addresses")) is None
+    with mock.patch.dict(TECHNIQUES, teleport=("teleport", False)):
+        assert "no 'teleport'" in unavailable(Variant("x", "x", without="teleport"))
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_technique_is_switched_off_by_a_knob_that_exists(name):
+    knob, off = TECHNIQUES[name]
+    assert unavailable(VARIANTS[f"ours-no-{name}"]) is None
+    assert off != getattr(config, knob)
+    assert off in environment.CHOICES.get(knob, (off,))
+    with active(VARIANTS[f"ours-no-{name}"]):
+        assert getattr(config, knob) == off
 
 
 def test_the_package_acts_only_while_its_variant_runs():
@@ -253,6 +264,16 @@ def test_collect_names_the_file_after_gpu_and_commit(tmp_path, monkeypatch, caps
     monkeypatch.setattr(cli, "DATA", tmp_path / "data")
     assert cli.main(["collect", str(tmp_path / "parts")]) == 0
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["some-gpu-0123456789ab.json"]
+
+
+@pytest.mark.parametrize("name", ["engines", "host_cost", "judge", "table_refresh"])
+def test_what_needs_a_gpu_says_so_before_it_begins(name, monkeypatch, tmp_path):
+    module = importlib.import_module(f"scripts.bench.{name}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(sys, "argv", [name, "--out", str(tmp_path / "out.json")])
+    with pytest.raises(SystemExit, match="torch finds no CUDA device"):
+        module.main()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_packages_command_finds_the_checkout(capsys):

@@ -239,8 +239,10 @@ class RecordedFunction:
         """Close what was retired. No lock may be held: closing waits for a replay in another thread."""
         with self._lock:
             retired, self._retired = self._retired, []
-        for recording in retired:
-            recording.close()
+        later = [recording for recording in retired if not recording.close_unless_busy()]
+        if later:
+            with self._lock:
+                self._retired += later
 
     # -- the three ways to answer
 
@@ -385,10 +387,20 @@ class RecordedFunction:
             raise error
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError):
+            self._forget_kept()
             self._driver.release_cached()
             reason = _NO_MEMORY  # torch's own text has another number in every call
         warn_once(self._facts, reason, "this call ran without a graph", _STRICT)
         return self._plain(inputs, Refusal(reason))
+
+    def _forget_kept(self) -> None:
+        """Give back what recordings keep for their next calls."""
+        with self._lock:
+            recordings = [entry for entry in self._entries.values() if isinstance(entry, Recording)]
+        for recording in recordings:
+            for one in (recording, recording.copying):
+                if one is not None and one.launcher is not None:
+                    one.launcher.forget()
 
     # -- whether the graph pays
 

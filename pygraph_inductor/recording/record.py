@@ -76,6 +76,14 @@ class Recording:
                 self.launcher.close()
             self.graph.close()
 
+    def close_unless_busy(self) -> bool:
+        """Close it, where this thread is not amidst a call of its pool: a finalizer may have come here from there."""
+        with self.pool.lock:
+            if self.pool.busy_word.value:
+                return False
+            self.close()
+            return True
+
     def replayed_in_python(self) -> None:
         """Count a replay that the launcher did not make."""
         self.python_replays += 1

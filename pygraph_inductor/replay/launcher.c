@@ -91,7 +91,7 @@ typedef struct {
     int64_t slot;
     int keep; /* only the backward sees it: it may serve again once nobody has it any more */
     PyObject *kept;
-    uint64_t address; /* of what is kept */
+    uint64_t address, keys; /* of what is kept: where it is, and its dispatch keys */
 } Allocation;
 
 /* Where the time of a call goes. */
@@ -123,7 +123,7 @@ typedef struct {
     int64_t *order, *dirty;
     Handle *handles; /* of this call's allocations and views */
     int returns; /* 0 a bare value, 1 a tuple, 2 a list */
-    int is_cuda, closed;
+    int is_cuda, closed, in_call;
     int32_t device_type, device_index;
     void *executable, *context;
     uint64_t *last_stream, *busy; /* the pool's: its last stream, and whether somebody records or replays */
@@ -159,12 +159,14 @@ static void account(Launcher *self, enum Phase phase)
 
 static Handle handle_of(PyObject *tensor) { return (char *)tensor + tensor_offset; }
 
-static int is_lazy(Handle tensor)
+static uint64_t keys_of(Handle tensor)
 {
     uint64_t keys;
     memcpy(&keys, *(char **)tensor + keys_offset, sizeof keys);
-    return (keys & lazy_keys) != 0;
+    return keys;
 }
+
+static int is_lazy(Handle tensor) { return (keys_of(tensor) & lazy_keys) != 0; }
 
 static int has_layout(Handle tensor, const Layout *layout, int32_t device_type, int32_t device_index)
 {
@@ -318,18 +320,34 @@ static int has_weak_references(PyObject *object)
     return !PyType_SUPPORTS_WEAKREFS(Py_TYPE(object)) || *PyObject_GET_WEAKREFS_LISTPTR(object);
 }
 
+/* Attributes that somebody gave it do not come back; 0 if somebody still has the dictionary of them. */
+static int without_attributes(PyObject *object)
+{
+    PyObject **place = _PyObject_GetDictPtr(object), *attributes = place ? *place : NULL;
+    if (!attributes)
+        return 1;
+    if (Py_REFCNT(attributes) != 1)
+        return 0;
+    if (PyDict_GET_SIZE(attributes))
+        PyDict_Clear(attributes);
+    return 1;
+}
+
 static int serves_again(const Launcher *self, const Allocation *made)
 {
     PyObject *tensor = made->kept;
     void *address;
-    if (!tensor || Py_REFCNT(tensor) != 1 || has_weak_references(tensor))
+    if (!tensor || Py_TYPE(tensor) != tensor_type || Py_REFCNT(tensor) != 1 || has_weak_references(tensor))
         return 0;
     const char *impl = *(char **)handle_of(tensor), *storage = *(char **)(impl + storage_offset);
     return is_ours_alone(impl) && is_ours_alone(storage) && !*(void **)(impl + autograd_offset) &&
+           keys_of(handle_of(tensor)) == made->keys &&
            has_layout(handle_of(tensor), &made->layout, self->device_type, self->device_index) &&
-           !api.data_pointer(handle_of(tensor), &address) && (uint64_t)address == made->address;
+           !api.data_pointer(handle_of(tensor), &address) && (uint64_t)address == made->address &&
+           without_attributes(tensor);
 }
 
+/* The end of a tensor may run anything, and that may call, close or empty this very launcher. */
 static void drop_kept(Launcher *self)
 {
     for (int64_t i = 0; self->allocations && i < self->allocation_count; i++)
@@ -362,6 +380,7 @@ static int allocate_outputs(Launcher *self, int keeps)
                               self->device_type, self->device_index < 0 ? 0 : self->device_index, &self->handles[i])) {
             self->handles[i] = NULL;
             drop_handles(self, i);
+            drop_kept(self); /* no memory: the Python path makes all of them */
             return 0;
         }
         if (made->slot < 0)
@@ -467,6 +486,7 @@ static PyObject *wrapped(Launcher *self, int keeps)
             if (keeps && made && made->keep) {
                 made->kept = Py_NewRef(tensor);
                 made->address = self->now[made->slot];
+                made->keys = keys_of(handle_of(tensor));
             }
         }
         if (!tensor)
@@ -572,13 +592,17 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
         unlock(self);
         return 0;
     }
-    *self->busy = 1;
+    *self->busy = self->in_call = 1;
     int ready = !self->closed && accepts(self, list) && aliases_as_recorded(self);
     account(self, PHASE_ACCEPT);
     if (ready) {
         keeps = may_keep(self);
         ready = allocate_outputs(self, keeps);
         account(self, PHASE_ALLOCATE);
+    }
+    if (ready && self->closed) { /* by the end of what was kept: its graph may be gone */
+        drop_handles(self, self->allocation_count);
+        ready = 0;
     }
     if (ready && !tell(self)) {
         drop_handles(self, self->allocation_count);
@@ -590,6 +614,9 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
         if (!*result)
             drop_handles(self, self->tensor_count);
     }
+    self->in_call = 0;
+    if (self->closed)
+        drop_kept(self);
     *self->busy = 0;
     unlock(self);
     return !ready ? 0 : *result ? 1 : -1;
@@ -784,12 +811,18 @@ static void launcher_dealloc(Launcher *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyObject *launcher_close(Launcher *self, PyObject *unused)
+static PyObject *launcher_forget(Launcher *self, PyObject *unused)
 {
     (void)unused;
-    self->closed = 1;
-    drop_kept(self);
+    if (!self->in_call) /* else it is being handed out */
+        drop_kept(self);
     Py_RETURN_NONE;
+}
+
+static PyObject *launcher_close(Launcher *self, PyObject *unused)
+{
+    self->closed = 1;
+    return launcher_forget(self, unused);
 }
 
 static PyObject *launcher_counts(Launcher *self, PyObject *unused)
@@ -836,6 +869,7 @@ static PyMethodDef launcher_methods[] = {
     {"time", (PyCFunction)launcher_time, METH_O, "Start or end measuring where the time of calls goes."},
     {"spent", (PyCFunction)launcher_spent, METH_NOARGS, "Nanoseconds by phase since measuring began."},
     {"sample", (PyCFunction)launcher_sample, METH_O, "Step aside once in so many calls; 0: never."},
+    {"forget", (PyCFunction)launcher_forget, METH_NOARGS, "Drop what is kept for the next call."},
     {"close", (PyCFunction)launcher_close, METH_NOARGS, "Answer no call from now on."},
     {"counts", (PyCFunction)launcher_counts, METH_NOARGS, "Calls answered, nodes updated, monotonic time of the last call in ns."},
     {NULL, NULL, 0, NULL},

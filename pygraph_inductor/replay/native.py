@@ -189,8 +189,11 @@ def _word(address: int) -> int:
 
 
 def _hooked() -> bool:
-    """Whether somebody gets to see what autograd saves (torch.autograd.graph.saved_tensors_hooks)."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+    """Whether somebody gets to see what autograd saves (torch.autograd.graph.saved_tensors_hooks), or new tensors are
+    of another kind than usual.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return hooks is not None or torch.is_inference_mode_enabled()
 
 
 def _lazy_keys() -> int:

@@ -18,7 +18,7 @@ always: bool = environment.flag("always", False)
 simulate: bool = environment.flag("simulate", False)
 
 # How a replay is told where tensors are: "patch" rewrites addresses in the graph, "indirect" writes a table from which
-# Triton kernels read them, "copy" stages through fixed buffers as stock PyTorch does, "auto" chooses per tensor.
+# Triton kernels read them, "copy" copies them to fixed buffers and back, "auto" chooses per tensor.
 engine: str = environment.word("engine", "auto")
 
 # Who manages graphs: "borrowed" is this package, "trees" is stock PyTorch's torch._inductor.cudagraph_trees.
@@ -86,8 +86,8 @@ max_mirror_bytes: int = environment.number("max_mirror_bytes", 256 << 20)
 # Detours from the device over the CPU and back; float results may differ by rounding.
 transform_round_trips: bool = environment.flag("transform_round_trips", True)
 
-# Extra memory, in bytes, that verifying one recording may take, within half of what is free. What cannot be verified
-# is staged or runs plainly.
+# Extra memory, in bytes, that verifying one recording may take, within half of what is free. What needs more
+# runs without a graph.
 max_verify_bytes: int = environment.number("max_verify_bytes", 32 << 30)
 
 # Bytes of small activations that one recorded forward keeps from step to step instead of making them anew. 0: none.

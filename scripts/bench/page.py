@@ -23,15 +23,16 @@ NOTHING = "Nothing was measured yet."
 def publish(data: Path, folder: Path, pool: bool, plots: bool) -> list[Path]:
     """Write the page and its plots; the files written."""
     results = load(data) if data.is_dir() and any(data.glob("*.json")) else []
-    drawn: dict[str, Path] = {}
+    drawn: dict[str, Path] | None = None
     if plots:
         from scripts.bench.plots import draw_all
 
         drawn = draw_all(chosen(results, pool)[0], folder / "plots")
-    text = page((folder / TEMPLATE).read_text(), results, pool, {n: p.relative_to(folder) for n, p in drawn.items()})
+    paths = None if drawn is None else {name: path.relative_to(folder) for name, path in drawn.items()}
+    text = page((folder / TEMPLATE).read_text(), results, pool, paths)
     target = folder / "README.md"
     target.write_text(text)
-    return [target, *drawn.values()]
+    return [target, *(drawn or {}).values()]
 
 
 def chosen(results: Sequence[Result], pool: bool) -> tuple[list[Result], list[Result]]:
@@ -63,8 +64,8 @@ def order(results: Iterable[Result]) -> list[Result]:
     return sorted(results, key=lambda result: (not result.facts.get("paper"), result.workload))
 
 
-def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, Path]) -> str:
-    """The template with every `{{name}}` replaced."""
+def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, Path] | None) -> str:
+    """The template with every `{{name}}` replaced. `plots`: those that there is data for; None if none were drawn."""
     main, others = chosen(results, pool)
     paper = json.loads(PAPER.read_text())
     parts: dict[str, Callable[[], str]] = {
@@ -84,6 +85,8 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
     def fill(match: re.Match[str]) -> str:
         name = match.group(1)
         if name.startswith("plot:"):
+            if plots is None:
+                return "(no plot: this page was made without plots)"
             path = plots.get(name[5:])
             return f"![{name[5:]}]({path})" if path else "(no plot: there is no data for it)"
         return parts[name]() if main or name == "failures" else NOTHING

@@ -91,6 +91,14 @@ def test_page_without_data_says_so():
     assert "{{" not in text
 
 
+def test_page_made_without_plots_does_not_say_that_there_is_no_data(tmp_path):
+    (tmp_path / page.TEMPLATE).write_text(TEMPLATE)
+    results.collect(rows(), tmp_path / "data" / "one.json")
+    assert page.publish(tmp_path / "data", tmp_path, pool=False, plots=False) == [tmp_path / "README.md"]
+    text = (tmp_path / "README.md").read_text()
+    assert "made without plots" in text and "no data" not in text
+
+
 def test_every_published_figure_has_a_row():
     paper = page.json.loads(page.PAPER.read_text())
     for figures in paper["workloads"].values():

@@ -27,6 +27,11 @@ def publish(data: Path, folder: Path, pool: bool, plots: bool) -> list[Path]:
     if plots:
         from scripts.bench.plots import draw_all
 
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            explanation = "plots need matplotlib (make bench installs it); --no-plots makes the page without them"
+            raise SystemExit(explanation) from None
         drawn = draw_all(chosen(results, pool)[0], folder / "plots")
     paths = None if drawn is None else {name: path.relative_to(folder) for name, path in drawn.items()}
     text = page((folder / TEMPLATE).read_text(), results, pool, paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,13 @@ def test_page_made_without_plots_does_not_say_that_there_is_no_data(tmp_path):
     assert page.publish(tmp_path / "data", tmp_path, pool=False, plots=False) == [tmp_path / "README.md"]
     text = (tmp_path / "README.md").read_text()
     assert "made without plots" in text and "no data" not in text
+
+
+def test_plots_without_matplotlib_leave_the_page_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match="--no-plots"):
+        page.publish(tmp_path / "data", tmp_path, pool=False, plots=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_published_figure_has_a_row():

@@ -92,7 +92,10 @@ def show_decisions(as_json: bool) -> None:
         return
     from pygraph_inductor.reporting import table
 
-    table.console().print(table.decisions_table(report.functions))
+    out = table.console()
+    out.print(table.decisions_table(report.functions))
+    for line in table.digest_lines(report.functions):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def bench(arguments: list[str]) -> int:

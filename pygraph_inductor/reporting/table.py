@@ -108,6 +108,15 @@ def decisions_table(functions: Iterable[FunctionFacts]) -> Table:
     return table
 
 
+def digest_lines(functions: Iterable[FunctionFacts]) -> list[str]:
+    """By which digest each choice that is kept can be pinned or forgotten; on lines of their own, to be copied."""
+    kept = [(one, function) for function in functions for one in function.decisions if one.digest and one.chosen]
+    lines = [
+        f"  {decision.digest}  {function.name}: {decision.chosen} for {decision.sizes}" for decision, function in kept
+    ]
+    return ["kept choices, by digest (pygraph_inductor.decisions):", *lines] if lines else []
+
+
 _FIGURES = 7  # cells of a variant
 
 

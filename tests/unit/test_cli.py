@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from fresh_interpreter import ROOT, python
 
+import pygraph_inductor
 from pygraph_inductor import __main__ as cli
+from pygraph_inductor.reporting import facts
 
 # What a script sees of how it was started, one item a line.
 SCRIPT = """
@@ -226,6 +228,20 @@ def test_explain_as_json_keeps_the_exit_status_of_the_script(script, tmp_path):
     [function] = json.loads(done.stdout.splitlines()[-1])["functions"]
     [decision] = function["decisions"]
     assert (decision["chosen"], decision["origin"]) == ("graph", "not measured")
+
+
+def test_explain_names_the_digests_of_choices_that_are_kept(monkeypatch, capsys):
+    digest, sizes = "0123456789abcdef" * 2, "float32[4](1); " * 20
+    kept, unkept = facts.DecisionFacts(sizes, "plain", digest=digest), facts.DecisionFacts("s0", "graph")
+    unfinished = facts.DecisionFacts("s1", digest="f" * 32)
+    function = facts.FunctionFacts("forward 0/0", "forward", "", "cpu", decisions=[kept, unkept, unfinished])
+    monkeypatch.setattr(pygraph_inductor, "report", lambda: facts.Report([function], {}, []))
+    cli.show_decisions(as_json=False)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if digest in line]
+    assert line == f"  {digest}  forward 0/0: plain for {sizes}"
+    function.decisions.remove(kept)
+    cli.show_decisions(as_json=False)
+    assert "by digest" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["-m"], ["--other", "script.py"]])

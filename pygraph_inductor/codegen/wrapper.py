@@ -15,6 +15,7 @@ from torch._inductor.codegen.wrapper import FreeLine, PythonWrapperCodegen, Subg
 from torch._inductor.virtualized import V
 
 from pygraph_inductor.codegen import options
+from pygraph_inductor.codegen.concatenations import not_in_pieces
 from pygraph_inductor.codegen.control_flow import cut_at_control_flow
 from pygraph_inductor.codegen.fewer_pieces import fewest_pieces, hand_on_only_results
 from pygraph_inductor.codegen.order import uploads_first
@@ -85,6 +86,7 @@ class Wrapper(PythonWrapperCodegen):
         if graph is V.graph:
             fewest_pieces(graph.scheduler)
             uploads_first(graph.scheduler)
+            not_in_pieces(graph.scheduler)
             hand_on_only_results(graph.scheduler)
         super().push_codegened_graph(graph)
 

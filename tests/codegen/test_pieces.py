@@ -12,6 +12,7 @@ from torch._inductor.scheduler import Scheduler
 import pygraph_inductor
 from pygraph_inductor import config
 from pygraph_inductor.codegen import fewer_pieces
+from pygraph_inductor.codegen.concatenations import to_be_left_outside
 from pygraph_inductor.codegen.generated_code import read
 
 from .test_keeping_whole import HOST, made
@@ -59,6 +60,11 @@ def weights_of_both(x, v, w):
     order = (x @ w @ v).sum(0).cpu().sort()[1]
     y = (x @ w)[:, put(order, x.device)] @ w
     return (y, w, v, x)
+
+
+def products_and_more(x, y):
+    """The product is written into the result in front of the cut, what is said behind it."""
+    return (torch.cat([x @ y, torch.ops.pygraph_tests_pieces.says((x @ y).sin(), 4) @ y]),)
 
 
 def pieces_of(function: Any, *specs: Any, folder: Any, **kwargs: Any) -> tuple[int, str]:
@@ -192,3 +198,31 @@ def test_host_values_do_not_cut_a_second_time(cuda, tmp_path, as_stock_leaves_it
     specs = [(8, 8), (8, 8), {"size": (8,), **HOST}, {"size": (8,), **HOST}]
     pieces, _ = pieces_of(function, *specs, folder=tmp_path)
     assert pieces == 2
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_parts_of_one_result_are_not_written_in_two_pieces(cuda, tmp_path, order):
+    """Each piece would make a result of its own, and nobody would write the other's part of it."""
+    with config.patch(transform_order=order):
+        _, source = pieces_of(products_and_more, (8, 8), (8, 8), folder=tmp_path)
+    whole = re.findall(r"= empty_strided_cuda\(\(16, 8\)", source)
+    assert len(whole) == 1, source
+    assert re.search(r"def partition_", source)
+
+
+@pytest.mark.parametrize(
+    "outside, groups, left",
+    [
+        ([], [], []),
+        ([False] * 4, [{0, 3}], []),
+        ([True] * 4, [{0, 3}], []),
+        ([False, False, True, False], [{0, 1}], []),
+        ([False, False, True, False], [{1, 3}], [1, 3]),
+        ([False, True, False, True], [{0, 1}], [0]),
+        # The second group would have been in one piece, but for what the first one leaves outside.
+        ([False, False, False, False, True, False], [{1, 5}, {0, 2}], [0, 1, 2, 5]),
+        ([False, False, False, False, True, False], [{1, 5}, {2, 3}], [1, 5]),
+    ],
+)
+def test_groups_are_in_one_piece_or_outside(outside, groups, left):
+    assert to_be_left_outside(outside, [frozenset(group) for group in groups]) == left

@@ -136,3 +136,44 @@ def test_random_pieces_give_what_one_piece_gives(monkeypatch):
     print(dict(rule.seen))
     assert rule.seen["pieces"] > 2 * PROGRAMS and rule.seen["dropped"] > PROGRAMS
     assert rule.seen["orders"] >= PROGRAMS // 2 and rule.seen["saved"] >= PROGRAMS // 2
+
+
+def put_together(chance: random.Random) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A function that concatenates, and concatenates that again: parts are written in place, where a cut may be."""
+    statements = [(chance.choice(_PARTS), [chance.random() for _ in range(3)]) for _ in range(10)]
+    returned = [chance.random() for _ in range(3)]
+
+    def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = list(inputs)
+
+        def pick(number: float) -> torch.Tensor:
+            return values[int(number * len(values))]
+
+        for name, numbers in statements:
+            one, other, third = map(pick, numbers)
+            if name == "product":
+                values.append(one @ other / 8)
+            elif name == "halves":
+                values.append(torch.cat([one[4:].sin(), other[:4]]))
+            elif name == "products":
+                values.append(torch.cat([one[:4] @ other / 8, third[4:] @ other / 8]))
+            elif name == "nested":
+                inner = torch.cat([one[:2] @ other / 8, third[:2].cos()])
+                values.append(torch.cat([inner, other.sort(0)[0][:4]]))
+            else:
+                values.append(one.sort(0)[0] + other)
+        return tuple(pick(number) for number in returned)
+
+    return function
+
+
+_PARTS = ["product", "halves", "products", "nested", "sort"]
+
+
+def test_what_is_put_together_in_place_is_whole_in_random_pieces(monkeypatch):
+    rule = Rule(monkeypatch)
+    with inductor_config.patch(fx_graph_cache=False):
+        for number in range(PROGRAMS):
+            rule.seed = f"{SEED} together {number}"
+            two_ways.check(steps(put_together(random.Random(rule.seed))), calls=4, functions=None)
+    assert rule.seen["pieces"] > PROGRAMS

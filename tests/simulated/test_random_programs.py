@@ -124,16 +124,22 @@ FAULTS = {
     "unknown nodes": Faults(unknown=lambda name: name in ("cpp_fused_0", "aten.sort.default")),
     "refused copies": Faults(refuses=lambda node: node.kind is NodeKind.MEMCPY),
 }
-# How a program is run: whether through the launcher in C, with which engine, and what goes wrong.
+# How a program is run: whether through the launcher in C, with which engine, and what goes wrong. Some are forwards of
+# which the backward alone sees a part.
 WAYS = [(True, "auto", "")] * 3 + [(False, "auto", "")] * 3 + [(True, "copy", "")]
 WAYS += [(True, "auto", "unknown nodes"), (False, "auto", "refused copies")]
 
 
-def try_program(program: Program, sequence: list[Call], way: Any, seen: collections.Counter[str]) -> None:
+def try_program(
+    program: Program, sequence: list[Call], way: Any, visible: frozenset[int] | None, seen: collections.Counter[str]
+) -> None:
     """One program, called several times; kept outputs must outlive every later call."""
     native, engine, fault = way
     settings = Settings(max_recordings=4, engine=engine)
-    function = HandWritten(body_of(program), native=native, mutated_inputs=program.declared, settings=settings)
+    forward = {} if visible is None else {"kind": "forward", "visible_outputs": visible}
+    function = HandWritten(
+        body_of(program), native=native, mutated_inputs=program.declared, settings=settings, **forward
+    )
     function.driver.faults = FAULTS[fault]
     generator = torch.Generator().manual_seed(len(program.statements))
     memory = Memory.random(program, generator)
@@ -152,6 +158,7 @@ def try_program(program: Program, sequence: list[Call], way: Any, seen: collecti
     seen["calls"] += function.log.calls
     seen["replays"] += function.log.replays
     seen["staged"] += sum(recording.player.staged for recording in function.recordings)
+    seen["kept"] += sum(recording.log.bytes_kept > 0 for recording in function.recordings)
     seen.update(function.log.reasons)
 
 
@@ -163,13 +170,15 @@ def test_random_programs_agree_with_the_plain_call():
     @hypothesis.given(st.data())
     def run(data: Any) -> None:
         program = data.draw(programs())
-        try_program(program, data.draw(calls(program)), data.draw(st.sampled_from(WAYS)), seen)
+        visible = data.draw(st.none() | st.frozensets(st.integers(0, 4)))
+        try_program(program, data.draw(calls(program)), data.draw(st.sampled_from(WAYS)), visible, seen)
 
     run()
     print(dict(seen))
     assert seen["programs"] >= PROGRAMS
     # Plain calls would agree, too: that does not count.
-    assert seen["replayed"] > 0.8 * seen["programs"] and seen["replays"] > 0.4 * seen["calls"] and seen["staged"]
+    assert seen["replayed"] > 0.8 * seen["programs"] and seen["replays"] > 0.4 * seen["calls"]
+    assert seen["staged"] and seen["kept"]
 
 
 def steps(program: Program, sequence: list[Call]) -> Any:

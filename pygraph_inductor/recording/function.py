@@ -523,13 +523,19 @@ class RecordedFunction:
         if choice.is_plain:
             return self._choose_plain(inputs, key, choice)
         if choice.variant is not recording.variant:
-            other = recording.copying
-            if other is None or other.variant is not choice.variant:  # chosen by another key of its class
-                return self._record_as_chosen(inputs, key)
             with self._lock:
-                recording.copying, other.failures, other.took_ns = None, recording.failures, recording.took_ns
-                self._log.recordings.append(other.log)
-                self._remember(key, other)
+                ours = self._entries.get(key) is recording
+                other = recording.copying if ours else None
+                if other is not None and other.variant is choice.variant:
+                    recording.copying, other.failures, other.took_ns = None, recording.failures, recording.took_ns
+                    self._log.recordings.append(other.log)
+                    self._remember(key, other)
+                else:
+                    other = None
+            if not ours:  # another thread was faster, or has given it up
+                return self._plain(inputs)
+            if other is None:  # chosen by another key of its class
+                return self._record_as_chosen(inputs, key)
             recording = other
         with self._lock:
             self._retire_copying(recording)

@@ -405,6 +405,33 @@ def test_any_of_three_variants_can_win(with_copies: Clock, fast: str, native_: b
         assert set(function.log.recordings[-1].slots) == {"copy"} and len(function.log.recordings) == 1
 
 
+def test_thread_that_hears_of_a_choice_late_does_not_undo_it(
+    with_copies: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads may be told at once that copies won, and only one can put them in the place of the graph."""
+    clock = with_copies
+    clock.plain, clock.graph, clock.copy = (300 * US, 300 * US), (300 * US, 300 * US), (100 * US, 100 * US)
+    function = Timed(body, clock, **WRITES)
+    late: list[Any] = []
+    chosen = RecordedFunction._chosen
+
+    def heard(self: RecordedFunction, values: list[Any], *rest: Any) -> Any:
+        late.append(rest)
+        return chosen(self, values, *rest)
+
+    monkeypatch.setattr(RecordedFunction, "_chosen", heard)
+    kept: list[Any] = []
+    for _ in range(40):
+        checked_call(function, kept)
+    [rest] = late
+    [recording] = function.recordings
+    values = list(inputs())
+    want = super(Timed, function).run([value.clone() for value in values])
+    assert all(map(same_bits, chosen(function.function, list(values), *rest)[:2], want[:2]))
+    assert function.recordings == [recording] and not recording.closed
+    assert {checked_call(function, kept) for _ in range(3)} == {"copy"}
+
+
 def test_copies_have_to_save_something_to_be_chosen(with_copies: Clock) -> None:
     clock = with_copies
     clock.plain, clock.graph, clock.copy = (300 * US, 300 * US), (100 * US, 100 * US), (99 * US, 99 * US)

@@ -6,12 +6,14 @@ them all the same, and each piece makes a result of its own, in which the parts 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
 
+LOGGER = logging.getLogger("pygraph_inductor")
 _REASON = "a part of what is put together on both sides of a cut"
 
 
@@ -22,11 +24,17 @@ def not_in_pieces(scheduler: Any) -> None:
     """
     if not inductor_config.graph_partition:
         return
+    rule: Callable[[Any], str | None] = scheduler.should_partition
     nodes = list(scheduler.nodes)
-    groups = _written_together(nodes)
+    try:
+        groups = _written_together(nodes)
+    except Exception as error:
+        reason = f"what is put together in place could not be found: {type(error).__name__}: {error}"
+        LOGGER.warning("a graph runs without CUDA graphs, since %s", reason)
+        scheduler.should_partition = lambda node: rule(node) or reason
+        return
     if not groups:
         return
-    rule: Callable[[Any], str | None] = scheduler.should_partition
     reasons = {node.get_name(): rule(node) for node in nodes}
     outside = [reasons[node.get_name()] is not None for node in nodes]
     moved = set(to_be_left_outside(outside, groups))

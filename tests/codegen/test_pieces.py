@@ -11,7 +11,7 @@ from torch._inductor.scheduler import Scheduler
 
 import pygraph_inductor
 from pygraph_inductor import config
-from pygraph_inductor.codegen import fewer_pieces
+from pygraph_inductor.codegen import concatenations, fewer_pieces
 from pygraph_inductor.codegen.concatenations import to_be_left_outside
 from pygraph_inductor.codegen.generated_code import read
 
@@ -226,3 +226,13 @@ def test_parts_of_one_result_are_not_written_in_two_pieces(cuda, tmp_path, order
 )
 def test_groups_are_in_one_piece_or_outside(outside, groups, left):
     assert to_be_left_outside(outside, [frozenset(group) for group in groups]) == left
+
+
+def test_without_knowing_what_is_put_together_nothing_is_in_a_piece(cuda, tmp_path, monkeypatch, caplog):
+    def unreadable(nodes):
+        raise AttributeError("view")
+
+    monkeypatch.setattr(concatenations, "_written_together", unreadable)
+    count, source = pieces_of(products_and_more, (8, 8), (8, 8), folder=tmp_path)
+    assert not count and "def partition_" not in source
+    assert "could not be found: AttributeError: view" in caplog.text

@@ -90,8 +90,9 @@ transform_round_trips: bool = environment.flag("transform_round_trips", True)
 # runs without a graph.
 max_verify_bytes: int = environment.number("max_verify_bytes", 32 << 30)
 
-# Bytes of small activations that one recorded forward keeps from step to step instead of making them anew. 0: none.
-max_kept_bytes: int = environment.number("max_kept_bytes", 256 << 20)
+# Bytes of small activations that recorded forwards keep from step to step instead of making them anew, on one device.
+# 0: none.
+max_kept_bytes: int = environment.number("max_kept_bytes", 512 << 20)
 
 # Raise instead of falling back to the plain call when something of ours fails.
 strict: bool = environment.flag("strict", False)

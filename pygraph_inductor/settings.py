@@ -21,7 +21,7 @@ class Settings:
     engine: str = "auto"
     max_recordings: int = 64
     max_verify_bytes: int = 32 << 30
-    max_kept_bytes: int = 256 << 20
+    max_kept_bytes: int = 512 << 20
     strict: bool = False
     selection: bool = True
     objective: str = "auto"

@@ -6,12 +6,40 @@ What costs the device more than that to fill is not worth the memory, so only sm
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
+
+import torch
 
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.replay.plan import Again, FromAllocation, Layout, Returned
 
 LARGEST = 4 << 20  # bytes: writing them takes a device about as long as a new tensor takes the host
+
+
+class Share:
+    """What one recording keeps, for as long as it lives or until it is ended."""
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        with _lock:
+            _shares.add(self)
+
+    def end(self) -> None:
+        """Nothing is kept any more."""
+        self.nbytes = 0
+
+
+_lock = threading.Lock()
+_shares: weakref.WeakSet[Share] = weakref.WeakSet()
+
+
+def kept_on(device: torch.device) -> int:
+    """Bytes that all recordings of a device keep together."""
+    with _lock:
+        return sum(share.nbytes for share in _shares if share.device == device)
 
 
 def to_keep(facts: Facts, returned: Sequence[Returned], layouts: Sequence[Layout]) -> frozenset[int]:
@@ -27,7 +55,7 @@ def to_keep(facts: Facts, returned: Sequence[Returned], layouts: Sequence[Layout
         if isinstance(entry, FromAllocation):
             places.setdefault(entry.position, []).append(position)
     kept: set[int] = set()
-    left = facts.settings.max_kept_bytes
+    left = facts.settings.max_kept_bytes - kept_on(facts.device)
     for allocation, positions in places.items():
         [first, *others] = positions
         entry, span = returned[first], layouts[allocation].span

@@ -24,7 +24,7 @@ from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
 from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
-from pygraph_inductor.recording.keeping import to_keep
+from pygraph_inductor.recording.keeping import Share, to_keep
 from pygraph_inductor.recording.outputs import returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
@@ -62,6 +62,7 @@ class Recording:
     took_ns: int = 0  # to record it
     variant: Variant = Variant.GRAPH
     copying: Recording | None = None  # the same call with copies of all tensors, while both are measured
+    share: Share | None = None  # of the memory for what is kept
     indirection: Prepared | None = None  # the graph runs kernels of modules that go when their twins go
     closed: bool = False
     failures: int = 0  # of its key, before
@@ -74,6 +75,8 @@ class Recording:
             self.closed = True
             if self.launcher is not None:
                 self.launcher.close()
+            if self.share is not None:
+                self.share.end()
             self.graph.close()
 
     def close_unless_busy(self) -> bool:
@@ -369,7 +372,8 @@ def _try_with(
     if indirection is not None:
         watched = indirection.watched if isinstance(indirection, Prepared) else indirection
         _log_engines(log, work, plan, watched)
-    return Recording(player, captured.graph, work.pool, tuple(work.generators), log, indirection=prepared)
+    share = Share(work.facts.device, log.bytes_kept) if log.bytes_kept else None
+    return Recording(player, captured.graph, work.pool, tuple(work.generators), log, share=share, indirection=prepared)
 
 
 def _buffers(work: Work, numbers: Collection[int]) -> dict[int, torch.Tensor]:

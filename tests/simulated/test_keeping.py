@@ -12,7 +12,7 @@ import torch
 
 from pygraph_inductor import settings
 from pygraph_inductor.recording.facts import Facts
-from pygraph_inductor.recording.keeping import LARGEST, to_keep
+from pygraph_inductor.recording.keeping import LARGEST, kept_on, to_keep
 from pygraph_inductor.replay import native
 from pygraph_inductor.replay.plan import Again, FromAllocation, FromConstant, FromInput, Layout
 from tests.simulated import two_ways
@@ -47,6 +47,12 @@ def checked(function):
     got = function(x)
     assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
     return got
+
+
+def living():
+    """All tensors of memory that are alive; other tests leave some that have none."""
+    found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    return [one for one in found if one.layout is torch.strided and one.device == CPU and torch._C._has_storage(one)]
 
 
 def places(results):
@@ -171,7 +177,7 @@ def test_saved_tensor_hooks_see_new_tensors():
 @needs_compiler
 def test_what_is_kept_goes_with_the_recording():
     function = recorded()
-    kept = [one for one in gc.get_objects() if type(one) is torch.Tensor and tuple(one.stride()) == (1, 8)]
+    kept = [one for one in living() if one.stride() == (1, 8)]
     assert kept
     references = [weakref.ref(one) for one in kept]
     del kept
@@ -255,11 +261,7 @@ def test_what_is_kept_goes_where_memory_is_short():
     recording = alone(function)
 
     before = places(checked(function))[1:]
-    kept = [
-        weakref.ref(one)
-        for one in gc.get_objects()
-        if type(one) is torch.Tensor and one.data_ptr() in before and one.untyped_storage().resizable()
-    ]
+    kept = [weakref.ref(one) for one in living() if one.data_ptr() in before and one.untyped_storage().resizable()]
     assert len(kept) == 2, "nodes look at the same memory, but do not own it"
     recording.launcher.sample(1)  # the next call goes through Python
 
@@ -385,9 +387,32 @@ def test_which_may_be_kept(returned, layouts, kept):
 
 
 def test_no_more_is_kept_than_is_allowed():
-    facts = Facts("f", "forward", "", CPU, visible_outputs=frozenset(), settings=settings.Settings(max_kept_bytes=40))
+    facts = Facts(
+        "f",
+        "forward",
+        "",
+        CPU,
+        visible_outputs=frozenset(),
+        settings=settings.Settings(max_kept_bytes=kept_on(CPU) + 40),
+    )
     returned = [FromAllocation(number, None, 0) for number in range(4)]
     assert to_keep(facts, returned, [SMALL] * 4) == {0, 1}
+
+
+@needs_compiler
+def test_recordings_share_what_is_allowed_and_give_it_back():
+    gc.collect()
+    others = kept_on(CPU)
+    each = 8 * 8 * 4 + (3 * 8 + 4) * 4
+    room = settings.Settings(max_kept_bytes=others + each + 200)
+    functions = [recorded(settings=room) for _ in range(3)]
+    assert [one.log.recordings[0].bytes_kept for one in functions] == [each, (3 * 8 + 4) * 4, 0]
+    for recording in functions[0].recordings:
+        recording.close()
+    assert kept_on(CPU) == others + (3 * 8 + 4) * 4
+    del functions, recording
+    gc.collect()
+    assert kept_on(CPU) == others
 
 
 class Step(torch.nn.Module):

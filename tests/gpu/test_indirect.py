@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import pygraph_inductor
+from pygraph_inductor.driver import table
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN
 from pygraph_inductor.recording import engines as planning
 from pygraph_inductor.recording.function import driver_for
@@ -216,13 +217,21 @@ def test_misaligned_input_is_staged_for_its_call() -> None:
     expect_twins()
 
 
-def test_more_slots_than_one_node_of_the_table_takes() -> None:
-    """300 inputs and 300 outputs, in a handful of kernels."""
+def test_more_slots_than_one_node_of_the_table_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 inputs and 40 outputs, one of each in a kernel, and nodes that take 64."""
+    monkeypatch.setattr(table, "_SIZES", (16, 64))
+    with torch.no_grad():
+        call = compiled(lambda *tensors: tuple(torch.softmax(one, 0) for one in tensors))
+        agree(call, lambda _: tuple(randn(64) for _ in range(40)), calls=5, replays=3)
+    expect_twins()
+    assert [names(recording).count(TABLE_WRITER) for recording in recordings()] == [2]
+
+
+def test_twins_of_kernels_with_hundreds_of_tensors() -> None:
+    """300 inputs and 300 outputs, in a handful of kernels, whose twins may be refused because they spill."""
     with torch.no_grad():
         call = compiled(lambda *tensors: torch._foreach_mul(tensors, 2.0))
         agree(call, lambda _: tuple(randn(64) for _ in range(300)), calls=5, replays=3)
-    expect_twins()
-    assert [names(recording).count(TABLE_WRITER) for recording in recordings()] == [2]
 
 
 def test_kernel_of_the_user_is_patched_and_reported() -> None:
@@ -291,11 +300,14 @@ def test_auto_follows_the_model(monkeypatch: pytest.MonkeyPatch, load: float, ch
 
 
 def sixty_reductions(x: torch.Tensor) -> torch.Tensor:
-    """Over rows and columns by turns, two kernels each, of which one reads `x`; only the last ones have the output."""
+    """Over rows and columns by turns, all of which read `x`; only the last ones have the output.
+
+    It is smaller than what they hand on: they do that in one buffer, which would be the output's if it fitted.
+    """
     y = x
     for number in range(60):
         y = torch.softmax(y * 2 + x, number % 2)
-    return y
+    return y.sum(0)
 
 
 @pytest.mark.parametrize("copying", [2.0, 1000.0])

@@ -6,18 +6,17 @@ the graph and plainly (`selection`), until it is known which pays; from then on 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pygraph_inductor.driver.protocol import Driver, Stopwatch
+from pygraph_inductor.recording.entries import ATTEMPTS, CROWDED, KEYS_PER_RECORDING, Chosen, Entries, Seen
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.given_up import GivenUp
 from pygraph_inductor.recording.inputs import Call, Refusal, examine
@@ -39,28 +38,9 @@ from pygraph_inductor.selection.prediction import predict
 from pygraph_inductor.selection.selector import Choice, Selector
 
 _STRICT = "pygraph_inductor.config.strict = True raises instead"
-_CROWDED = "more shapes come in turn than config.max_recordings allows recordings"
 _CAPTURED = Refusal("the current stream is being captured by somebody else")
 _NO_MEMORY = "out of memory for what a replay allocates"
-_ATTEMPTS = 3  # at recording one key, where the failure may pass (memory, writes found late)
-_WORTHWHILE = 32  # replays that make up for a recording, also where it is lost later
 _ASIDE = object()  # what `Recording.alone` returns where the launcher does not take a call
-_KEYS_PER_RECORDING = 8  # how many keys are remembered for each recording that may be kept
-
-
-@dataclass
-class _Seen:
-    """A key that was called plainly; `failures` counts attempts to record it, and recordings lost before they paid."""
-
-    failures: int = 0
-
-
-@dataclass(frozen=True)
-class _Chosen(Refusal):
-    """A key whose graph does not pay."""
-
-
-_Entry = _Seen | Recording | Refusal
 
 
 class RecordedFunction:
@@ -76,12 +56,7 @@ class RecordedFunction:
         # What looks back at the choice of the plain call, by the int inputs of the calls it holds for.
         self._plain_by_choice: dict[tuple[int, ...], Watch | None] = {}
         self._given_up = GivenUp()
-        self._front: Callable[[], Any | None] = lambda: None
-        self._replays_of_retired = 0
-        # Guards the entries. No other lock is taken while it is held; a pool's lock may be held when it is taken.
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self._retired: list[Recording] = []
+        self._entries = Entries(facts.settings.max_recordings, self._log)
         self._ran_with_seeds_on_host = False
         self._checked: frozenset[int] | None = None
         self._written = frozenset(facts.mutated_inputs | facts.reused_inputs)
@@ -97,23 +72,21 @@ class RecordedFunction:
         if compiled is None:
             return self
         front = compiled.Front(self)
-        self._front = weakref.ref(front)  # it holds this function; a cycle would keep graphs until the next collection
+        self._entries.front = weakref.ref(
+            front
+        )  # it holds this function; a cycle would keep graphs until the next collection
         return front
 
     def refresh(self) -> None:
         """Bring the reported counts up to date."""
-        with self._lock:
-            recordings = [entry for entry in self._entries.values() if isinstance(entry, Recording)]
-            measured = [
-                (key, entry.measurement)
-                for key, entry in self._entries.items()
-                if isinstance(entry, Recording) and entry.measurement is not None
-            ]
-        for key, measurement in measured:
-            self._selector.show(call_key(key), measurement)
-        with self._lock:
-            recordings += [one.copying for one in recordings if one.copying is not None]
-            self._log.replays = self._replays_of_retired + sum(recording.count() for recording in recordings)
+        with self._entries.lock:
+            by_key = self._entries.recordings()
+        for key, recording in by_key.items():
+            if (measurement := recording.measurement) is not None:
+                self._selector.show(call_key(key), measurement)
+        with self._entries.lock:
+            recordings = [*by_key.values(), *(one.copying for one in by_key.values() if one.copying is not None)]
+            self._log.replays = self._entries.replays_of_retired + sum(one.count() for one in recordings)
             self._log.calls = self._log.plain_calls + self._log.replays
 
     def __del__(self) -> None:
@@ -134,8 +107,8 @@ class RecordedFunction:
             try:
                 return self._call(inputs)
             finally:
-                if self._retired:
-                    self._close_retired()
+                if self._entries.retired:
+                    self._entries.close_retired()
 
     def _call(self, inputs: list[Any]) -> Any:
         try:
@@ -150,15 +123,13 @@ class RecordedFunction:
         if self._has_seeds_on_host(inputs):
             self._ran_with_seeds_on_host = True
             return self._plain(inputs)
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-            elif may_be_recorded(inputs, self._facts):
-                self._remember(key, _Seen())
+        with self._entries.lock:
+            entry = self._entries.use(key)
+            if entry is None and may_be_recorded(inputs, self._facts):
+                self._entries.remember(key, seen := Seen())
                 # Those calls had another key only because of where the seeds were.
-                entry = self._entries[key] if self._ran_with_seeds_on_host else None
-            else:
+                entry = seen if self._ran_with_seeds_on_host else None
+            elif entry is None:
                 entry = Refusal("Inductor's options exclude it: cudagraph_skip_dynamic_graphs, cudagraph_capture_sizes")
         if isinstance(entry, Refusal):
             return self._refused(inputs, entry)
@@ -170,7 +141,7 @@ class RecordedFunction:
             if entry.watch is not None:
                 return self._replay_watched(inputs, key, entry)
             return self._replay(inputs, key, entry)
-        if isinstance(entry, _Seen):
+        if isinstance(entry, Seen):
             choice = self._known_choice(key)
             if choice is not None and choice.is_plain:
                 return self._choose_plain(inputs, key, choice)
@@ -178,9 +149,9 @@ class RecordedFunction:
         return self._plain(inputs)
 
     def _refused(self, inputs: list[Any], why: Refusal) -> Any:
-        if why.reason == _CROWDED:
+        if why.reason == CROWDED:
             knob = "raise pygraph_inductor.config.max_recordings"
-            warn_once(self._facts, _CROWDED, "some of them run without a graph", knob)
+            warn_once(self._facts, CROWDED, "some of them run without a graph", knob)
         self._given_up.refused(numbers_of(inputs))
         return self._plain(inputs, why)
 
@@ -188,61 +159,6 @@ class RecordedFunction:
         """Whether the forward was plain: a capture would take the host's memory for the device's."""
         seeds = [inputs[seed] for seed, _ in self._facts.attention_seeds]
         return any(isinstance(seed, torch.Tensor) and not self._driver.owns(seed) for seed in seeds)
-
-    # -- what is known of each key
-
-    def _remember(self, key: Hashable, entry: _Entry) -> None:
-        """Store an entry, and forget the least recently used beyond the caps."""
-        if self._entries.get(key) is not entry:
-            self._retire(key)  # threads with streams of their own may record the same key at the same time
-        self._entries[key] = entry
-        self._entries.move_to_end(key)
-        cap = max(self._facts.settings.max_recordings, 0)
-        recorded = [(value.last_used(), old) for old, value in self._entries.items() if isinstance(value, Recording)]
-        recorded.sort(key=lambda pair: pair[0])
-        for _, old in recorded[: max(len(recorded) - cap, 0)]:
-            self._lose(old, _CROWDED)
-        while len(self._entries) > max(cap, 1) * _KEYS_PER_RECORDING:
-            self._retire(next(iter(self._entries)))
-
-    def _lose(self, key: Hashable, why: str) -> None:
-        """Retire a recording; a key that keeps losing its recordings early stays plain. Needs the lock."""
-        recording = self._entries.get(key)
-        if not isinstance(recording, Recording):  # another thread was faster
-            return
-        failures = recording.failures + 1 if recording.count() < _WORTHWHILE else 0
-        self._retire(key)
-        self._entries[key] = _Seen(failures) if failures < _ATTEMPTS else Refusal(why)
-
-    def _retire(self, key: Hashable) -> None:
-        """Forget an entry. Needs the lock."""
-        entry = self._entries.pop(key, None)
-        if isinstance(entry, Recording):
-            self._retire_copying(entry)
-            self._retired.append(entry)
-            self._replays_of_retired += entry.count()
-            front = self._front()
-            if front is not None and entry.launcher is not None:
-                front.remove(entry.launcher)
-            self._log.retired += 1
-            with contextlib.suppress(ValueError):
-                self._log.recordings.remove(entry.log)
-
-    def _retire_copying(self, recording: Recording) -> None:
-        """Forget the variant with copies, which is in front of nothing. Needs the lock."""
-        if recording.copying is not None:
-            self._retired.append(recording.copying)
-            self._replays_of_retired += recording.copying.count()
-            recording.copying = None
-
-    def _close_retired(self) -> None:
-        """Close what was retired. No lock may be held: closing waits for a replay in another thread."""
-        with self._lock:
-            retired, self._retired = self._retired, []
-        later = [recording for recording in retired if not recording.close_unless_busy()]
-        if later:
-            with self._lock:
-                self._retired += later
 
     # -- the three ways to answer
 
@@ -263,12 +179,12 @@ class RecordedFunction:
                 prepared = player.prepare(inputs)
             except Exception as error:
                 if isinstance(error, ReplayFailed):
-                    with self._lock:
-                        self._lose(key, f"{type(error).__name__}: {error}")
+                    with self._entries.lock:
+                        self._entries.lose(key, f"{type(error).__name__}: {error}")
                 return self._after_error(inputs, error)
             result = player.launch(inputs, prepared)
             recording.replayed_in_python()
-        front = self._front()
+        front = self._entries.front()
         if recording.measurement is not None:
             front = None  # every call has to come here
         if front is not None and recording.launcher is not None and not front.holds(recording.launcher):
@@ -285,7 +201,7 @@ class RecordedFunction:
         if isinstance(call, Refusal):
             return self._plain(inputs, call)
         with pool.turn() as ours:
-            with self._lock:
+            with self._entries.lock:
                 entry = self._entries.get(key)
             if not ours or isinstance(entry, Refusal):
                 return self._plain(inputs, entry if isinstance(entry, Refusal) else None)
@@ -306,7 +222,7 @@ class RecordedFunction:
         if attempt.recording is not None:
             attempt.recording.variant = variant
             self._begin_selection(attempt, key, request, time.perf_counter_ns() - started)
-        if attempt.recording is not None and self._front() is not None:
+        if attempt.recording is not None and self._entries.front() is not None:
             self._give_launcher(attempt.recording, request)
         self._settle(key, attempt)
         return attempt.result
@@ -334,7 +250,7 @@ class RecordedFunction:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             warn_once(self._facts, reason, "its replays go through Python, which is slower")
-        front = self._front()
+        front = self._entries.front()
         if recording.launcher is None or front is None:
             return
         alone = recording.alone = type(front)(_step_aside)
@@ -347,19 +263,19 @@ class RecordedFunction:
     def _settle(self, key: Hashable, attempt: Attempt) -> None:
         self._log.plain_calls += 1
         self._note_writes(attempt)
-        with self._lock:
+        with self._entries.lock:
             if attempt.recording is not None:
                 entry = self._entries.get(key)
-                attempt.recording.failures = entry.failures if isinstance(entry, _Seen) else 0
+                attempt.recording.failures = entry.failures if isinstance(entry, Seen) else 0
                 self._log.recordings.append(attempt.recording.log)
-                self._remember(key, attempt.recording)
+                self._entries.remember(key, attempt.recording)
             else:
                 again = self._note_failure(key, attempt.refusal)
         for note in attempt.notes:
             warn_once(self._facts, note, "its tensors are staged through fixed buffers")
         if attempt.refusal is not None:
             self._log.add_reason(attempt.refusal.reason)
-            if not again and not isinstance(attempt.refusal, _Chosen):
+            if not again and not isinstance(attempt.refusal, Chosen):
                 warn_once(self._facts, attempt.refusal.reason, "it runs without a graph", _STRICT)
 
     def _note_writes(self, attempt: Attempt) -> None:
@@ -367,18 +283,18 @@ class RecordedFunction:
         surprise = attempt.undeclared_writes - self._written
         self._written |= surprise
         if surprise:
-            with self._lock:
-                for old in [old for old, entry in self._entries.items() if isinstance(entry, Recording)]:
-                    self._retire(old)
+            with self._entries.lock:
+                for old in self._entries.recordings():
+                    self._entries.retire(old)
 
     def _note_failure(self, key: Hashable, refusal: Refusal | None) -> bool:
         """Remember that a key could not be recorded; whether it will be tried again. Needs the lock."""
         entry = self._entries.get(key)
         if isinstance(entry, Recording):  # another thread succeeded meanwhile
             return True
-        failures = entry.failures + 1 if isinstance(entry, _Seen) else 1
-        again = refusal is not None and refusal.passing and failures < _ATTEMPTS
-        self._remember(key, _Seen(failures) if again or refusal is None else refusal)
+        failures = entry.failures + 1 if isinstance(entry, Seen) else 1
+        again = refusal is not None and refusal.passing and failures < ATTEMPTS
+        self._entries.remember(key, Seen(failures) if again or refusal is None else refusal)
         return again
 
     def _after_error(self, inputs: list[Any], error: Exception) -> Any:
@@ -395,9 +311,9 @@ class RecordedFunction:
 
     def _forget_kept(self) -> None:
         """Give back what recordings keep for their next calls."""
-        with self._lock:
-            recordings = [entry for entry in self._entries.values() if isinstance(entry, Recording)]
-        for recording in recordings:
+        with self._entries.lock:
+            recordings = self._entries.recordings()
+        for recording in recordings.values():
             for one in (recording, recording.copying):
                 if one is not None and one.launcher is not None:
                     one.launcher.forget()
@@ -419,9 +335,9 @@ class RecordedFunction:
             if isinstance(found, Measurement):
                 recording.measurement = found
             elif found is not None and found.is_plain:
-                attempt.recording, attempt.refusal = None, _Chosen(found.reason)
+                attempt.recording, attempt.refusal = None, Chosen(found.reason)
                 recording.close()
-                with self._lock:
+                with self._entries.lock:
                     self._prefer_plain(request.inputs, None)
             elif found is not None:
                 recording.watch = self._selector.watch(found, call_key(key))
@@ -491,7 +407,7 @@ class RecordedFunction:
             self._log.plain_calls += 1
             if attempt.recording is not None:
                 attempt.recording.variant, attempt.recording.measurement = Variant.COPY, measurement
-                if self._front() is not None:
+                if self._entries.front() is not None:
                     self._give_launcher(attempt.recording, request)
         self._note_writes(attempt)
         self._keep_copying(attempt.recording, key, recording, measurement)
@@ -504,11 +420,11 @@ class RecordedFunction:
         too_large = found is not None and limit > 0 and found.pool.nbytes() > limit
         if found is None or too_large:
             measurement.without(Variant.COPY)
-        with self._lock:
+        with self._entries.lock:
             if found is not None and (
                 too_large or recording.copying is not None or self._entries.get(key) is not recording
             ):
-                self._retired.append(found)
+                self._entries.retired.append(found)
             elif found is not None:
                 recording.copying = found
 
@@ -523,13 +439,13 @@ class RecordedFunction:
         if choice.is_plain:
             return self._choose_plain(inputs, key, choice)
         if choice.variant is not recording.variant:
-            with self._lock:
+            with self._entries.lock:
                 ours = self._entries.get(key) is recording
                 other = recording.copying if ours else None
                 if other is not None and other.variant is choice.variant:
                     recording.copying, other.failures, other.took_ns = None, recording.failures, recording.took_ns
                     self._log.recordings.append(other.log)
-                    self._remember(key, other)
+                    self._entries.remember(key, other)
                 else:
                     other = None
             if not ours:  # another thread was faster, or has given it up
@@ -537,8 +453,8 @@ class RecordedFunction:
             if other is None:  # chosen by another key of its class
                 return self._record_as_chosen(inputs, key)
             recording = other
-        with self._lock:
-            self._retire_copying(recording)
+        with self._entries.lock:
+            self._entries.retire_copying(recording)
         recording.measurement = None
         try:
             self._driver.release_workspaces()  # plain calls have come to an end
@@ -551,23 +467,23 @@ class RecordedFunction:
 
     def _record_as_chosen(self, inputs: list[Any], key: Hashable) -> Any:
         """The next call records, by what is known then."""
-        with self._lock:
-            self._retire(key)
-            self._remember(key, _Seen())
+        with self._entries.lock:
+            self._entries.retire(key)
+            self._entries.remember(key, Seen())
         return self._plain(inputs)
 
     def _choose_plain(self, inputs: list[Any], key: Hashable, choice: Choice) -> Any:
         """Give a recording up, if there is one, and let later calls come by here quickly."""
-        refusal = _Chosen(choice.reason)
+        refusal = Chosen(choice.reason)
         watch = self._selector.watch(choice, call_key(key))
-        with self._lock:
-            self._remember(key, refusal)
+        with self._entries.lock:
+            self._entries.remember(key, refusal)
             self._prefer_plain(inputs, watch)
         return self._plain(inputs, refusal)
 
     def _prefer_plain(self, inputs: Sequence[Any], watch: Watch | None) -> None:
         """Answer calls with these ints plainly from now on. Needs the lock."""
-        if len(self._plain_by_choice) >= max(self._facts.settings.max_recordings, 1) * _KEYS_PER_RECORDING:
+        if len(self._plain_by_choice) >= max(self._facts.settings.max_recordings, 1) * KEYS_PER_RECORDING:
             self._plain_by_choice.clear()
         self._plain_by_choice[numbers_of(inputs)] = watch
 
@@ -620,7 +536,7 @@ class RecordedFunction:
         if not isinstance(found, Measurement):
             return
         recording.watch, recording.measurement = None, found
-        front = self._front()
+        front = self._entries.front()
         if recording.launcher is not None:
             recording.launcher.sample(0)
             if front is not None:
@@ -631,12 +547,11 @@ class RecordedFunction:
         key = key_of(inputs, self._driver)
         if not isinstance(key, Refusal) and not self._selector.examine_again(call_key(key)):
             return
-        with self._lock:
+        with self._entries.lock:
             self._plain_by_choice.pop(numbers, None)
-            for old in [old for old, entry in self._entries.items() if isinstance(entry, _Chosen)]:
-                self._retire(old)
+            self._entries.retire_chosen()
             if not isinstance(key, Refusal):
-                self._remember(key, _Seen())
+                self._entries.remember(key, Seen())
 
     def _positions_to_align(self, inputs: Sequence[Any]) -> frozenset[int]:
         if self._checked is None:

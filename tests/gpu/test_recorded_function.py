@@ -61,7 +61,7 @@ class Generated:
 
     @property
     def recordings(self) -> list[Recording]:
-        return [entry for entry in self.function._entries.values() if isinstance(entry, Recording)]
+        return list(self.function._entries.recordings().values())
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

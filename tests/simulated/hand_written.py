@@ -80,7 +80,7 @@ class HandWritten:
 
     @property
     def recordings(self) -> list[Recording]:
-        return [entry for entry in self.function._entries.values() if isinstance(entry, Recording)]
+        return list(self.function._entries.recordings().values())
 
 
 def same_bits(got: Any, want: Any) -> bool:

@@ -108,7 +108,12 @@ def test_what_somebody_has_does_not_serve_again(holder):
         address = results[1].data_ptr()
         del results, view
         later = checked(function)
-        assert later[1].data_ptr() != address, f"{holder} was overwritten"
+        if holder == "a weak reference":  # which keeps no memory: the new tensor may be in the same place
+            assert held[0]() is None
+        elif holder == "its attributes":
+            assert later[1].__dict__ is not held
+        else:
+            assert later[1].data_ptr() != address, f"{holder} was overwritten"
         assert later[2].data_ptr() == before[2]
         if isinstance(held, torch.Tensor) and held.shape == SHAPE and held.grad_fn is None and holder != "a gradient":
             assert torch.equal(contents(held), content)

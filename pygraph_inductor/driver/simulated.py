@@ -271,7 +271,7 @@ class SimulatedDriver:
         return _thread.recorder is not None or _thread.replaying
 
     def stream_id(self, stream: Hashable) -> int:
-        return 0
+        return hash(stream) & (1 << 63) - 1
 
     def current_stream(self) -> Hashable:
         return _thread.stream

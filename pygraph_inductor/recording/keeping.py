@@ -1,7 +1,7 @@
 """Which outputs may serve the next call again: activations that only the backward sees.
 
-Making, wrapping and freeing a tensor takes the host a microsecond or two, and a training step saves hundreds of them.
-What costs the device more than that to fill is not worth the memory, so only small ones are kept, and not too many.
+Making, wrapping and freeing a tensor takes the host time, and a training step saves hundreds of them. What takes the
+device longer than that to fill is not worth the memory, so only small ones are kept, and not too many.
 """
 
 from __future__ import annotations

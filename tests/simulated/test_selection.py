@@ -316,8 +316,8 @@ def test_stopwatch_that_fails_costs_no_answer(clock: Clock, monkeypatch: pytest.
             calls(function, 6)
 
 
-def test_threads_that_call_while_it_is_measured_get_their_own_answers(clock: Clock) -> None:
-    clock.plain = (300 * US, 300 * US)
+def called_by_threads(clock: Clock, calls: int) -> Timed:
+    """A function that four threads called so often at once; each call had its own answer."""
 
     def pure(namespace: dict[str, Any], a: Any, b: Any) -> Any:
         out = namespace["empty_strided_cpu"]((6,), (1,), torch.float32)
@@ -327,7 +327,7 @@ def test_threads_that_call_while_it_is_measured_get_their_own_answers(clock: Clo
     function = Timed(pure, clock)
     wrong: list[str] = []
     # Made before: threads that draw random numbers during a verification would look like the function's own.
-    prepared = [[inputs() for _ in range(30)] for _ in range(4)]
+    prepared = [[inputs() for _ in range(calls)] for _ in range(4)]
 
     def work(mine: list[Any]) -> None:
         for values in mine:
@@ -342,6 +342,13 @@ def test_threads_that_call_while_it_is_measured_get_their_own_answers(clock: Clo
     for thread in threads:
         thread.join()
     assert not wrong
+    return function
+
+
+def test_threads_that_call_while_it_is_measured_get_their_own_answers(clock: Clock) -> None:
+    clock.plain = (300 * US, 300 * US)
+
+    function = called_by_threads(clock, calls=30)
     assert function.log.replays and function.log.plain_calls
 
 
@@ -505,28 +512,7 @@ def test_threads_record_the_variant_with_copies_once(with_copies: Clock) -> None
     clock = with_copies
     clock.plain = clock.graph = (300 * US, 300 * US)
 
-    def pure(namespace: dict[str, Any], a: Any, b: Any) -> Any:
-        out = namespace["empty_strided_cpu"]((6,), (1,), torch.float32)
-        namespace["cpp_fused_0"](out, a, b)
-        return (out,)
-
-    function = Timed(pure, clock)
-    wrong: list[str] = []
-    prepared = [[inputs() for _ in range(40)] for _ in range(4)]
-
-    def work(mine: list[Any]) -> None:
-        for values in mine:
-            [want] = super(Timed, function).run(list(values))
-            [got] = function(*values)
-            if not same_bits(got, want):
-                wrong.append("wrong")
-
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in prepared]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    function = called_by_threads(clock, calls=40)
     open_ = {one.graph for one in function.recordings} | {
         one.copying.graph for one in function.recordings if one.copying is not None
     }

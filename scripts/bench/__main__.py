@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from scripts.bench import facts
+from scripts.bench.process import METHODS
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result
 from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
@@ -52,9 +53,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seconds", type=float, default=6.0, help="timing per workload, all variants together")
     one.add_argument("--limit", type=float, default=300.0, help="seconds that one process may take")
     one.add_argument("--jobs", type=int, default=0, help="processes side by side (0: by the number of cores)")
-    one.add_argument(
-        "--batch", type=int, default=0, help="workloads prepared together (0: by jobs); all must fit the GPU"
-    )
+    one.add_argument("--batch", type=int, default=0, help="workloads measured together (0: by jobs)")
+    one.add_argument("--method", choices=METHODS, default=METHODS[0], help="how processes are started")
     one.add_argument("--variants", default="", help=f"comma-separated, of: {', '.join(VARIANTS)}")
     one.add_argument("--ablation", action="store_true", help="ours again with each technique switched off")
     one.add_argument("--cold", action="store_true", help="compile each variant from an empty cache, to time compiling")
@@ -137,6 +137,7 @@ def run(options: argparse.Namespace) -> int:
         probe=not options.no_probe,
         again=options.again,
         commit=options.commit,
+        method=options.method,
     )
     workloads = part(selected(options), options.part)
     progress = show.Progress(console, len(workloads))
@@ -152,9 +153,9 @@ def run(options: argparse.Namespace) -> int:
     work = Run(settings, tell)
     order = [workload.name for workload in workloads]
     found = sorted(work.all(workloads), key=lambda result: order.index(result.workload))
-    for worker in work.workers:
-        if worker.tail:
-            console.print(f"--- the end of {worker.log}\n{worker.tail}", highlight=False, markup=False)
+    for process in work.processes:
+        if process.tail:
+            console.print(f"--- the end of {process.log}\n{process.tail}", highlight=False, markup=False)
     console.print((show.simulated_table if simulated else show.timing_table)(found))
     bad = [f"{r.workload}: {r.status}: {r.reason}" for r in found if r.status in show.BAD]
     if simulated:

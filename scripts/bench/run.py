@@ -1,38 +1,34 @@
 """Run workloads in processes of their own and write one result file each as soon as it is known.
 
 On a GPU, work goes in batches: the variants of a batch are compiled by parallel processes that share one Inductor
-cache (start-up, memory and kernels are measured there), then one process a workload compiles all variants from that
-cache and waits, and when everything else is quiet they are timed one after another.
+cache (start-up, memory and kernels are measured there). Then one process a workload compiles all variants from that
+cache, several side by side, and as soon as one is done it is timed, while all the others stand still.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from scripts.bench import facts
+from scripts.bench.process import METHODS, Process, all_still
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result, VariantResult, decode, from_json, save
 from scripts.bench.variants import INDUCTOR, OURS, STOCK, VARIANTS
-from scripts.bench.worker import READY
 
 PROBED = (INDUCTOR.name, STOCK.name, OURS.name)
 POLL = 0.1
-TAIL = 15  # lines of a dead worker's log that are shown
 MARGIN = 40.0  # seconds of the budget in which nothing new is started
 NOT_REACHED = "not reached within the time budget"
-TURN = 4.0  # seconds that a process takes beyond those in which it times
+TURN = 3.0  # seconds that a process takes beyond those in which it times
+COMPILING = 4  # processes that compile the kernels of one workload
+CROWD = 0.6  # of the GPU's memory is given to processes that prepare or wait
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,8 @@ class Options:
     probe: bool = True
     again: bool = False
     commit: str | None = None
-    worker: tuple[str, ...] = (sys.executable, "-m", "scripts.bench.worker")
+    method: str = METHODS[0]
+    work: str = "scripts.bench.worker:main"
 
     def configuration(self) -> dict[str, Any]:
         """What a result must agree on to be comparable with another."""
@@ -67,78 +64,6 @@ class Options:
         }
 
 
-class Worker:
-    """A worker process: started at once, killed past its limit, its log kept beside its answer."""
-
-    def __init__(self, name: str, command: Sequence[str], folder: Path, cache: Path, limit: float) -> None:
-        self.name, self.limit, self.started = name, limit, time.monotonic()
-        folder.mkdir(parents=True, exist_ok=True)
-        self.answer, self.log = folder / f"{name}.answer.json", folder / f"{name}.log"
-        self.answer.unlink(missing_ok=True)
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONUNBUFFERED": "1"}
-        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1" if "simulate" in command else "4")
-        self.ready = threading.Event()
-        self.killed: str | None = None
-        self.tail = ""
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, "--out", str(self.answer)],
-                cwd=facts.ROOT,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
-
-    def _listen(self, stdout: IO[str] | None) -> None:
-        for line in stdout or ():
-            if line.strip() == READY:
-                self.ready.set()
-
-    def running(self) -> bool:
-        """Whether it still runs; one past its limit is ended here."""
-        if self.process.poll() is not None:
-            return False
-        if time.monotonic() - self.started > self.limit and not self.ready.is_set():
-            self.kill(f"no answer within {self.limit:.0f} s")
-            return False
-        return True
-
-    def go(self, limit: float) -> None:
-        """Open the gate and wait for the end."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write("go\n")
-            self.process.stdin.flush()
-            self.process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            self.kill(f"timing took more than {limit:.0f} s")
-        except BrokenPipeError:
-            self.process.wait()
-
-    def kill(self, reason: str) -> None:
-        """End the process and the compile workers that it started."""
-        self.killed = self.killed or reason
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def found(self) -> tuple[dict[str, Any], str | None]:
-        """The answer, and why there is none."""
-        if self.killed:
-            return {}, f"timeout: {self.killed}"
-        if self.process.returncode or not self.answer.exists():
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-            last = next((line for line in reversed(lines) if line.strip()), "no output")
-            self.tail = "\n".join(lines[-TAIL:])
-            return {}, f"exit status {self.process.returncode}: {last.strip()[:300]}"
-        answer: dict[str, Any] = json.loads(self.answer.read_text())
-        return answer, None
-
-
 @dataclass
 class Item:
     """A workload on its way through a run."""
@@ -147,7 +72,13 @@ class Item:
     result: Result
     started: float = field(default_factory=time.monotonic)
     floor: str | None = None
-    timer: Worker | None = None
+    probing_s: float = 0.0
+    timer: Process | None = None
+
+    def bytes_wanted(self) -> int:
+        """What a process with all variants will take of the GPU's memory, as far as probes have told."""
+        memories = [variant.memory for variant in self.result.variants.values()]
+        return sum(memory.peak_reserved_with_startup for memory in memories if memory)
 
 
 class Run:
@@ -158,7 +89,7 @@ class Run:
         self.deadline = time.monotonic() + options.budget if options.budget else None
         self.environment = facts.environment(options.device)
         self.commit = facts.commit(options.commit)
-        self.workers: list[Worker] = []
+        self.processes: list[Process] = []
 
     def left(self) -> float:
         return self.deadline - time.monotonic() if self.deadline else float("inf")
@@ -182,9 +113,9 @@ class Run:
                     for workload in todo[first : first + self.options.batch]:
                         self.tell(workload, NOT_REACHED, None)
         finally:
-            for worker in self.workers:
-                if worker.process.poll() is None:
-                    worker.kill("the run ended")
+            for process in self.processes:
+                if process.running():
+                    process.kill("the run ended")
         return results
 
     def before(self, workload: Workload) -> Result | None:
@@ -227,28 +158,34 @@ class Run:
         item.result.status, item.result.reason = "skipped", f"needs {missing}, which is not installed"
         return self.finish(item)
 
-    def start(self, name: str, arguments: Sequence[str], cache: str = "shared") -> Worker:
-        limit = max(min(self.options.limit, self.left() - 5), 1)
-        command = (*self.options.worker, *arguments)
-        worker = Worker(name, command, self.options.out / "logs", self.options.cache / cache, limit)
-        self.workers.append(worker)
-        return worker
+    def start(self, name: str, arguments: Sequence[str], threads: int, cache: str = "shared") -> Process:
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(self.options.cache / cache), "PYTHONUNBUFFERED": "1"}
+        arguments = [*arguments, "--threads", os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(threads))]
+        logs = self.options.out / "logs"
+        process = Process(
+            name, self.options.work, arguments, logs, environment, self.options.limit, self.options.method
+        )
+        self.processes.append(process)
+        return process
 
     def simulated(self, batch: Sequence[Workload]) -> list[Result]:
         """Tiny sizes on the simulated driver; nothing is timed, so they run side by side."""
         items = [self.begin(workload) for workload in batch]
-        running: list[tuple[Item, Worker]] = []
+        running: list[tuple[Item, Process]] = []
         results = []
         for item in items:
             if item.workload.missing():
                 results.append(self.skip(item))
                 continue
             self.tell(item.workload, "running", None)
-            running.append((item, self.start(f"{item.workload.name}.sim", ("simulate", item.workload.name))))
-        for item, worker in running:
-            while worker.running():
+            name = item.workload.name
+            running.append((item, self.start(f"{name}.sim", ("simulate", name), threads=1)))
+        for item, process in running:
+            while process.running():
+                if self.left() < 1:
+                    process.kill(NOT_REACHED)
                 time.sleep(POLL)
-            answer, failure = worker.found()
+            answer, failure = process.found()
             self.merge(item, answer, failure)
             results.append(self.finish(item))
         return results
@@ -269,7 +206,7 @@ class Run:
             known.skips |= new.skips
 
     def batch(self, batch: Sequence[Workload]) -> list[Result]:
-        """Compile and probe side by side; then, with everything else quiet, time one workload after another."""
+        """Compile and probe side by side; time one workload after another, as they get ready."""
         results: list[Result] = []
         items = []
         for workload in batch:
@@ -278,65 +215,85 @@ class Run:
                 results.append(self.skip(item))
             else:
                 items.append(item)
-        self.prepare(items)
-        for item in items:
-            if item.timer is None or item.timer.killed == NOT_REACHED or not self.timed(item, item.timer):
-                self.tell(item.workload, NOT_REACHED, None)
-            else:
-                results.append(self.finish(item))
-        return results
-
-    def timed(self, item: Item, timer: Worker) -> bool:
-        """Let a prepared process time its workload; False if the time budget ended before it could."""
-        if timer.running():
-            if self.left() < self.options.seconds + TURN:
-                timer.kill(NOT_REACHED)
-                return False
-            else:
-                self.tell(item.workload, "timing", None)
-                timer.go(min(self.options.seconds * 3 + 60, self.left()))
-        answer, failure = timer.found()
-        self.merge(item, answer, failure)
-        return failure is None or self.left() > TURN
-
-    def prepare(self, items: Sequence[Item]) -> None:
-        """Every item's probes, then its timing process up to the gate; at most `jobs` at work at a time.
-
-        Ends early when the time that is left is just enough to time what is ready.
-        """
         probes = [name for name in PROBED if name in self.options.variants] if self.options.probe else []
         # All plain calls first: they compile the kernels that the other variants then find in the cache.
         queue = [(item, name) for name in probes for item in items]
-        to_do = {item.workload.name: len(probes) for item in items}
-        ready = [item for item in items if not probes]
-        running: list[tuple[Item, str | None, Worker]] = []
-        while queue or ready or running:
-            for entry in [entry for entry in running if entry[2].ready.is_set() or not entry[2].running()]:
-                running.remove(entry)
-                item, name, worker = entry
-                if name is not None:
-                    self.probed(item, name, worker)
-                    to_do[item.workload.name] -= 1
-                    ready += [item] if not to_do[item.workload.name] else []
-            while (queue or ready) and len(running) < self.options.jobs and self.left() > MARGIN:
-                if ready:
-                    item = ready.pop(0)
-                    item.timer = self.start_timer(item)
-                    running.append((item, None, item.timer))
-                else:
-                    item, name = queue.pop(0)
-                    running.append((item, name, self.start_probe(item, name)))
-            if self.left() <= MARGIN:
-                queue.clear()
-                ready.clear()
-            waiting = sum(item.timer is not None and item.timer.ready.is_set() for item in items)
-            if self.left() <= waiting * (self.options.seconds + TURN) + TURN:
-                for _, _, worker in running:
-                    worker.kill(NOT_REACHED)
-                return
-            time.sleep(POLL)
+        probing: list[tuple[Item, str, Process]] = []
+        waiting, timers = list(items), list[Item]()
+        while waiting or timers:
+            for entry in [entry for entry in probing if not entry[2].running()]:
+                probing.remove(entry)
+                self.probed(*entry)
+            if self.left() <= self.reserve([*waiting, *timers]):
+                queue.clear()  # what is known of memory and start-up has to do: the rest of the time is for timing
+            self.start_probes(queue, probing, len(timers))
+            if not queue:
+                busy = {item.workload.name for item, _, _ in probing}
+                self.start_timers(waiting, timers, busy, len(probing))
+            ended = [item for item in timers if item.timer and (item.timer.ready or not item.timer.running())]
+            idle = not timers and not probing and self.left() < MARGIN
+            if idle or self.left() < self.options.seconds + TURN:
+                for _, _, process in probing:
+                    process.kill(NOT_REACHED)
+                ended, waiting = [*timers, *waiting], []
+            elif probing:
+                ended = []  # a probe times how long compiling takes: it must not stand still
+            for item in ended:
+                if item in timers:
+                    timers.remove(item)
+                results += self.timed(item, [one.timer for one in timers if one.timer])
+            if not ended:
+                time.sleep(POLL)
+        return results
 
-    def start_timer(self, item: Item) -> Worker:
+    def reserve(self, items: Sequence[Item]) -> float:
+        """Seconds that timing takes, and preparing it, which takes about half as long as the probes did."""
+        preparing = sum(item.probing_s for item in items) / 2 / self.options.jobs
+        return preparing + len(items) * (self.options.seconds + TURN)
+
+    def start_probes(
+        self, queue: list[tuple[Item, str]], probing: list[tuple[Item, str, Process]], others: int
+    ) -> None:
+        """As many as there is room for; what took long before begins first."""
+        while queue and len(probing) + others < self.options.jobs and self.left() > MARGIN:
+            of = queue[0][1]
+            entry = max((one for one in queue if one[1] == of), key=lambda one: one[0].probing_s)
+            queue.remove(entry)
+            probing.append((*entry, self.start_probe(*entry)))
+
+    def start_timers(self, waiting: list[Item], timers: list[Item], busy: set[str], others: int) -> None:
+        """Prepare to time what is not being probed, what takes long first, as far as the GPU's memory goes."""
+        room = CROWD * self.environment.get("gpu_memory", 0)
+        for item in sorted(waiting, key=lambda one: -one.probing_s):
+            taken = sum(one.bytes_wanted() for one in timers)
+            if item.workload.name in busy or (timers and room and taken + item.bytes_wanted() > room):
+                continue
+            if len(timers) + others >= self.options.jobs or self.left() < MARGIN:
+                return
+            waiting.remove(item)
+            timers.append(item)
+            item.timer = self.start_timer(item)
+
+    def timed(self, item: Item, others: Sequence[Process]) -> list[Result]:
+        """The result of a prepared workload, timed while others stand still; none if there was no time for that."""
+        timer = item.timer
+        if timer is None or (timer.running() and not (timer.ready and self.left() > self.options.seconds + TURN)):
+            if timer is not None:
+                timer.kill(NOT_REACHED)
+            self.tell(item.workload, NOT_REACHED, None)
+            return []
+        if timer.ready:
+            self.tell(item.workload, "timing", None)
+            with all_still(others):
+                timer.go(min(self.options.seconds * 3 + 60, self.left()))
+        answer, failure = timer.found()
+        if failure and self.left() < TURN:
+            self.tell(item.workload, NOT_REACHED, None)
+            return []
+        self.merge(item, answer, failure)
+        return [self.finish(item)]
+
+    def start_timer(self, item: Item) -> Process:
         self.tell(item.workload, "preparing", None)
         name = item.workload.name
         # What failed alone, perhaps inside a capture, must not take the others' process with it.
@@ -345,17 +302,20 @@ class Run:
         arguments = ["time", name, "--device", self.options.device, "--variants", ",".join(variants)]
         arguments += ["--seconds", str(self.options.seconds), "--floor", item.floor or "", "--gate"]
         arguments += [] if self.options.probe else ["--profile"]
-        return self.start(f"{name}.time", arguments)
+        # In one thread: a pool of compiling processes would not stand still.
+        return self.start(f"{name}.time", arguments, threads=1)
 
-    def start_probe(self, item: Item, name: str) -> Worker:
+    def start_probe(self, item: Item, name: str) -> Process:
         self.tell(item.workload, f"compiling {VARIANTS[name].label}", None)
         kind = "cold" if self.options.cold else "shared"
         cache = f"cold/{item.workload.name}.{name}" if self.options.cold else "shared"
         arguments = ["probe", item.workload.name, "--device", self.options.device, "--variants", name, "--cache", kind]
-        return self.start(f"{item.workload.name}.{name}", arguments, cache)
+        threads = COMPILING if self.options.cold or name == INDUCTOR.name else 1
+        return self.start(f"{item.workload.name}.{name}", arguments, threads, cache)
 
-    def probed(self, item: Item, name: str, worker: Worker) -> None:
-        answer, failure = worker.found()
+    def probed(self, item: Item, name: str, process: Process) -> None:
+        answer, failure = process.found()
+        item.probing_s += process.seconds
         if failure is not None:
             variant = item.result.variant(name)
             variant.status, variant.reason = "failed", f"alone: {failure}"

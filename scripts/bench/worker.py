@@ -1,14 +1,12 @@
 """One workload in a process of its own: `probe` one variant's start-up, memory and kernels, or `time` all in turns.
 
-`run.py` starts these. A worker writes its findings as JSON where it is told, a message on its way as soon as it is
-known, and keeps standard output for the one word the runner waits for.
+`run.py` starts these. A worker writes its findings as JSON where it is told.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import sys
 import time
 import traceback
 import warnings
@@ -21,6 +19,7 @@ import torch
 
 from scripts.bench import correct, facts
 from scripts.bench.measure import Runner, interleave, synchronize
+from scripts.bench.process import Gate
 from scripts.bench.profile import profiled
 from scripts.bench.registry import SEED, Draw, Program, Workload, all_workloads, preserved
 from scripts.bench.results import Memory, Startup, Timing, VariantResult, encode, write_json
@@ -32,7 +31,6 @@ UNSETTLED = 2  # plain, recording: what follows is timed to decide between them,
 LONGEST = 120  # iterations until everything is decided
 STEADY = 6
 PROFILED = 3
-READY = "READY"
 
 
 def one_line(error: BaseException) -> str:
@@ -314,7 +312,8 @@ def simulate(workload: Workload) -> dict[str, Any]:
     return {"variants": {name: encode(result) for name, result in results.items()}}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str], gate: Gate) -> int:
+    """What a process does; `gate` is where it waits, if it is told to, once all variants are ready to be timed."""
     parser = argparse.ArgumentParser(prog="python -m scripts.bench.worker", description=__doc__)
     parser.add_argument("role", choices=("probe", "time", "simulate"))
     parser.add_argument("workload")
@@ -325,10 +324,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--floor", default="", help="why the floor cannot be captured")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--profile", action="store_true", help="count kernels and copies after timing")
-    parser.add_argument("--gate", action="store_true", help="say READY and wait for a line before timing")
+    parser.add_argument("--gate", action="store_true", help="say when everything is ready, and wait before timing")
+    parser.add_argument("--threads", type=int, default=1, help="compile kernels in so many processes")
     options = parser.parse_args(arguments)
-    say = sys.stdout
-    sys.stdout = sys.stderr  # whatever a model prints
+    torch._inductor.config.compile_threads = options.threads
     torch._dynamo.config.recompile_limit = 64  # several variants share one function
     torch._dynamo.config.accumulated_recompile_limit = 1024
     facts.keep_no_decisions()
@@ -343,15 +342,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         timed = Timed(workload, variants, device, options.floor or None)
         if options.gate:
-            print(READY, file=say, flush=True)
-            sys.stdin.readline()
+            gate.wait()
         timed.time(options.seconds)
         if options.profile:
             timed.profile()
         found = {"variants": {name: encode(result) for name, result in timed.results.items()}}
     write_json(options.out, found)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,9 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,8 +18,9 @@ import pygraph_inductor
 from pygraph_inductor import config, environment
 from scripts.bench import correct, results, run
 from scripts.bench.measure import Runner, interleave
+from scripts.bench.process import METHODS, Process
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
-from scripts.bench.results import VariantResult, load
+from scripts.bench.results import Memory, VariantResult, load
 from scripts.bench.run import Options, Run, part
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, TECHNIQUES, VARIANTS, Variant, active, compiled, unavailable
 
@@ -72,9 +75,55 @@ def test_decisions_of_the_process_that_times_count(options):
     assert [one.chosen for one in item.result.variants["ours"].decisions] == ["graph"]
 
 
+def sleeps(arguments, gate) -> int:
+    time.sleep(60)
+    return 0
+
+
+def dies(arguments, gate) -> int:
+    raise MemoryError("no more of it")
+
+
+def answers(arguments, gate) -> int:
+    """At once, except for one workload that takes long to get ready."""
+    if "TKE" in arguments:
+        time.sleep(60)
+    gate.wait()
+    Path(arguments[arguments.index("--out") + 1]).write_text("{}")
+    return 0
+
+
+def ticks(arguments, gate) -> int:
+    """One workload writes the time again and again; the other, once let go, takes a while."""
+    out = Path(arguments[arguments.index("--out") + 1])
+    if "TKE" in arguments:
+        for _ in range(400):
+            with out.with_suffix(".ticks").open("a") as file:
+                file.write(f"{time.monotonic()}\n")
+            time.sleep(0.01)
+        gate.wait()
+    else:
+        time.sleep(1.0)
+        gate.wait()
+        begun = time.monotonic()
+        time.sleep(1.0)
+        out.with_suffix(".timed").write_text(f"{begun} {time.monotonic()}")
+    out.write_text("{}")
+    return 0
+
+
+def says_what_it_has(arguments, gate) -> int:
+    modules = ["torch._inductor.compile_fx", "scripts.bench.workloads.pyhpc"]
+    Path(arguments[-1]).write_text(json.dumps({"has": [name in sys.modules for name in modules]}))
+    return 0
+
+
+def here(work: Callable[..., int]) -> str:
+    return f"{work.__module__}:{work.__qualname__}"
+
+
 def test_what_does_not_end_is_ended_and_reported(options, monkeypatch):
-    slow = (sys.executable, "-c", "import time; time.sleep(60)")
-    quick = replace(options, limit=0.5, probe=False, worker=slow)
+    quick = replace(options, limit=0.5, probe=False, work=here(sleeps))
     monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
     started = time.monotonic()
     (found,) = Run(quick, silent).all([all_workloads()["WIDE"]])
@@ -84,10 +133,9 @@ def test_what_does_not_end_is_ended_and_reported(options, monkeypatch):
 
 
 def test_a_worker_that_dies_is_reported_with_its_last_line_and_the_rest_go_on(options, monkeypatch):
-    dying = (sys.executable, "-c", "raise MemoryError('no more of it')")
     monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
     both = [all_workloads()["WIDE"], all_workloads()["TKE"]]
-    found = Run(replace(options, probe=False, worker=dying), silent).all(both)
+    found = Run(replace(options, probe=False, work=here(dies)), silent).all(both)
     assert [result.status for result in found] == ["failed", "failed"]
     assert "MemoryError: no more of it" in found[0].reason
 
@@ -99,20 +147,47 @@ def test_a_spent_budget_starts_nothing(options):
     assert told == ["not reached within the time budget"]
 
 
-def test_what_is_ready_is_timed_though_others_are_not(options, tmp_path, monkeypatch):
+def test_while_one_is_timed_the_others_stand_still(options, monkeypatch):
+    """And the time in which they were stopped does not count against their limit."""
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    quick = replace(options, probe=False, work=here(ticks), jobs=2, batch=2, limit=7.0)
+    found = Run(quick, silent).all([all_workloads()["TKE"], all_workloads()["WIDE"]])
+    assert sorted((one.workload, one.status) for one in found) == [("TKE", "ok"), ("WIDE", "ok")]
+    logs = options.out / "logs"
+    begun, ended = map(float, (logs / "WIDE.time.answer.timed").read_text().split())
+    seen = [float(line) for line in (logs / "TKE.time.answer.ticks").read_text().split()]
+    assert seen[0] < begun and ended < seen[-1]
+    assert not [one for one in seen if begun < one < ended]
+
+
+def test_processes_have_imported_what_they_need_before_they_begin(tmp_path):
+    process = Process("one", here(says_what_it_has), [], tmp_path, {}, 60.0, METHODS[0])
+    while process.running():
+        time.sleep(0.05)
+    assert process.found() == ({"has": [True, True]}, None), process.log.read_text()
+
+
+def test_processes_that_take_much_of_the_gpu_are_not_prepared_together(options, monkeypatch):
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device, "gpu_memory": 100})
+    work = Run(replace(options, jobs=8), silent)
+    waiting = [work.begin(all_workloads()[name]) for name in ("TKE", "WIDE", "EOS", "MLP8")]
+    for item, size, seconds in zip(waiting, (50, 30, 20, 5), (4.0, 3.0, 2.0, 1.0), strict=True):
+        item.probing_s = seconds
+        item.result.variant("ours").memory = Memory(0, 0, 0, 0, size)
+    monkeypatch.setattr(Run, "start_timer", lambda self, item: item)
+    timers = []
+    work.start_timers(waiting, timers, {"EOS"}, others=0)
+    assert [item.workload.name for item in timers] == ["TKE", "MLP8"]  # what took longest, then what fits beside it
+    timers.clear()
+    work.start_timers(waiting, timers, set(), others=7)
+    assert [item.workload.name for item in timers] == ["WIDE"]  # one more process may run
+
+
+def test_what_is_ready_is_timed_though_others_are_not(options, monkeypatch):
     """A workload that takes long to compile must not cost the others their turn."""
-    script = tmp_path / "worker.py"
-    script.write_text(
-        "import sys, time\n"
-        "if 'TKE' in sys.argv: time.sleep(60)\n"
-        "print('READY', flush=True); sys.stdin.readline()\n"
-        "open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{}')\n"
-    )
     monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
     monkeypatch.setattr(run, "MARGIN", 0.0)
-    quick = replace(
-        options, probe=False, worker=(sys.executable, str(script)), jobs=2, batch=2, budget=2 * run.TURN + 4.0
-    )
+    quick = replace(options, probe=False, work=here(answers), jobs=2, batch=2, budget=2 * run.TURN + 4.0)
     told = []
     started = time.monotonic()
     found = Run(quick, lambda w, state, _: told.append((w.name, state))).all(

@@ -192,7 +192,7 @@ def step(x: Tensor, guess: Tensor, before: Tensor, after: Tensor) -> Tensor:
     structure="sampling loops whose schedules are 0-d CPU tensors, steps copied to the GPU",
 )
 def dalle2(setting: Setting) -> Program:
-    width, side, steps = setting.pick(512, 16), setting.pick(64, 8), setting.pick(4, 2)
+    width, side, steps = setting.pick(512, 16), setting.pick(64, 8), 2
     prior = Prior(width, setting.pick(6, 1), setting.pick(8, 2))
     factors = setting.pick((1, 2, 4, 8), (1, 2))
     decoder = UNet(3, setting.pick(128, 8), factors, width, setting.pick(8, 2), text=None)

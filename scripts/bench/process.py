@@ -1,0 +1,164 @@
+"""A process that measures: one of its own for every probe and every workload, forked from a server that has imported
+everything already, since a hundred of them would spend most of their time on that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+PRELOADED = "scripts.bench.preload"
+TAIL = 15  # lines of a dead worker's log that are shown
+SETTLED = 0.3  # seconds after which processes that were stopped have nothing on the device any more
+METHODS = ("forkserver", "spawn")
+
+
+class Gate:
+    """The child's end: says that it is ready, and waits until it may time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def wait(self) -> None:
+        self._connection.send("ready")
+        self._connection.recv()
+
+
+def context(method: str) -> Any:
+    """How processes are started: `forkserver`, or `spawn` where something imported does not survive a fork."""
+    # Whether there is a GPU is asked by imports; the usual way to find out starts the driver, which forks cannot share.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    found = multiprocessing.get_context(method)
+    if method == "forkserver":
+        found.set_forkserver_preload([PRELOADED])
+    return found
+
+
+class Process:
+    """Started at once, ended past its limit, its log kept beside its answer; it can be stopped for a while."""
+
+    def __init__(
+        self,
+        name: str,
+        work: str,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        limit: float,
+        method: str,
+    ) -> None:
+        """`work` is a function, as `module:name`, that is given the arguments and a `Gate`."""
+        self.name, self.limit, self.started = name, limit, time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.answer, self.log = folder / f"{name}.answer.json", folder / f"{name}.log"
+        self.answer.unlink(missing_ok=True)
+        self.killed: str | None = None
+        self.tail = ""
+        self._ready = False
+        self._stopped_at: float | None = None
+        chosen = context(method)
+        self._gate, theirs = chosen.Pipe()
+        given = (work, [*arguments, "--out", str(self.answer)], str(self.log), dict(environment), theirs)
+        self._process = chosen.Process(target=_begin, args=given)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it waits to be let go."""
+        if not self._ready and self._gate.poll():
+            with contextlib.suppress(EOFError):
+                self._ready = self._gate.recv() == "ready"
+        return self._ready
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been at work."""
+        return (self._stopped_at or time.monotonic()) - self.started
+
+    def running(self) -> bool:
+        """Whether it still runs; one past its limit is ended here."""
+        if not self._process.is_alive():
+            return False
+        if self.seconds > self.limit and not self.ready:
+            self.kill(f"no answer within {self.limit:.0f} s")
+            return False
+        return True
+
+    def go(self, limit: float) -> None:
+        """Open the gate and wait for the end."""
+        with contextlib.suppress(BrokenPipeError):
+            self._gate.send("go")
+        self._process.join(limit)
+        if self._process.is_alive():
+            self.kill(f"timing took more than {limit:.0f} s")
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The process and what it started do nothing meanwhile, and the time does not count."""
+        self._signal(signal.SIGSTOP)
+        self._stopped_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self.started += time.monotonic() - self._stopped_at
+            self._stopped_at = None
+            self._signal(signal.SIGCONT)
+
+    def kill(self, reason: str) -> None:
+        """End the process and the compile workers that it started."""
+        self.killed = self.killed or reason
+        self._signal(signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+
+    def _signal(self, number: int) -> None:
+        # Until the child has made a group of its own, there is none of that name.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def found(self) -> tuple[dict[str, Any], str | None]:
+        """The answer, and why there is none."""
+        if self.killed:
+            return {}, f"timeout: {self.killed}"
+        if self._process.exitcode or not self.answer.exists():
+            lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+            last = next((line for line in reversed(lines) if line.strip()), "no output")
+            self.tail = "\n".join(lines[-TAIL:])
+            return {}, f"exit status {self._process.exitcode}: {last.strip()[:300]}"
+        answer: dict[str, Any] = json.loads(self.answer.read_text())
+        return answer, None
+
+
+@contextlib.contextmanager
+def all_still(processes: Sequence[Process]) -> Iterator[None]:
+    """Several of them stand still; what they had begun on the device has ended."""
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process.standing_still())
+        if processes:
+            time.sleep(SETTLED)
+        yield
+
+
+def _begin(
+    work: str, arguments: Sequence[str], log: str, environment: Mapping[str, str], connection: Connection
+) -> None:
+    """The child: a group of its own, everything that is printed into its log."""
+    os.setsid()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.update(environment)
+    module, name = work.split(":")
+    sys.exit(getattr(importlib.import_module(module), name)(arguments, Gate(connection)))

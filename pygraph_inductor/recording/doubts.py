@@ -55,6 +55,15 @@ class Doubt:
         if self._missing is not None:
             self._missing &= ~_untouched(self._expected, repeated)
 
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether plain calls vary, so that some more of them may come to differ as much as the replay does."""
+        return 0.0 < self._plain.gap < math.inf and not self._lacks_writes
+
+    @property
+    def _lacks_writes(self) -> bool:
+        return self._missing is not None and bool(self._missing.any())
+
     def complaint(self) -> str | None:
         """What is wrong with the replay, None if nothing is.
 
@@ -63,7 +72,7 @@ class Doubt:
         atomic additions.
         """
         distance, plain = self._distance, self._plain
-        if self._missing is not None and bool(self._missing.any()):
+        if self._lacks_writes:
             return "is not written everywhere"
         if distance.count and not math.isfinite(plain.gap):
             return "differs, and plain calls are nan or infinite in some places and in others not"

@@ -21,6 +21,7 @@ from pygraph_inductor.recording.outputs import tensors_of
 from pygraph_inductor.recording.trial import Trial, listed
 
 _REPEATS = 3  # more plain calls, where the first and the replay differ
+_MOST = 16  # of them, where plain calls vary, too: how much, a few do not tell
 
 
 class Mismatch(RuntimeError):
@@ -119,6 +120,12 @@ def _soiling(driver: Driver) -> Iterator[None]:
         yield
 
 
+def _undecided(doubts: Sequence[Doubt]) -> bool:
+    """Whether something is wrong as it looks, and all of it may be chance."""
+    wrong = [doubt for doubt in doubts if doubt.complaint()]
+    return bool(wrong) and all(doubt.may_be_chance for doubt in wrong)
+
+
 def _settle(
     trial: Trial,
     doubts: dict[str, Doubt],
@@ -131,7 +138,9 @@ def _settle(
     # What no call writes shows if memory is soiled just before an operator allocates it: until then, an intermediate
     # may have been there, the same one in every call.
     soiled = any(doubt.leaves_elements for doubt in doubts.values())
-    for number in range(_REPEATS):
+    for number in range(_MOST):
+        if number >= _REPEATS and not _undecided([*doubts.values(), *written]):
+            break
         _rewind(trial, driver)
         with _soiling(driver) if soiled and not number else contextlib.nullcontext():
             repeated = listed(repeat())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
@@ -306,6 +307,29 @@ def test_noise_of_the_plain_call_is_allowed_and_more_is_not(driver, caplog):
         torch.testing.assert_close(function(x)[0], x, atol=2e-3, rtol=0)
     assert function.log.replays == 2
     assert not warnings(caplog)
+
+
+@pytest.mark.parametrize(("late", "is_refused"), [(12, False), (8, True)])
+def test_noise_that_few_plain_calls_show_is_looked_for_in_more(driver, caplog, late, is_refused):
+    """Which additions an atomic sum does last is chance, and so is how many elements show it."""
+    # How many elements each run of the kernel rounds otherwise: a plain call, the trial, the replay, plain calls.
+    differing = itertools.chain([0, 0, 40], [8] * 6, itertools.repeat(late))
+
+    def rounded(out, x):
+        out.copy_(x)
+        out[: next(differing)] += 1e-6
+
+    def body(names, x):
+        out = names["empty_strided_cpu"]((64,), (1,), F32)
+        names["cpp_fused_1"](out, x)
+        return (out,)
+
+    function = HandWritten(body, driver)
+    function.namespace["cpp_fused_1"] = rounded
+    for _ in range(5):
+        function(torch.ones(64))
+    assert ("differs in 40 elements, plain calls in 8" in caplog.text) == is_refused
+    assert function.log.replays == 3
 
 
 def test_random_state_that_a_replay_would_leave_otherwise(driver):

@@ -60,7 +60,9 @@ class Selector:
         self._uncounted_ns = facts.compile_ns  # of the time to the steady state; the first measurement's
         self._lock = threading.Lock()
         if self._store() is not None:
-            _versions()  # takes a millisecond, once, which no call has to wait for while compiling takes seconds
+            # Milliseconds, once, which no call has to wait for: compiling takes seconds.
+            _versions()
+            driver.identity()
 
     def known(self, call_key: tuple[Hashable, ...]) -> Choice | None:
         """The choice for calls of this key, if this process or an earlier one has made it."""

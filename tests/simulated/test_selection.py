@@ -609,15 +609,16 @@ def test_warm_start_decides_in_under_a_millisecond(clock: Clock, tmp_path: Any, 
     assert statistics.median(took) < 1_000_000, f"{statistics.median(took) / 1e3:.0f} µs"
 
 
-def test_versions_are_looked_up_while_compiling_and_only_where_decisions_are_kept(
+def test_device_and_versions_are_looked_up_while_compiling_and_only_where_decisions_are_kept(
     clock: Clock, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[int] = []
-    monkeypatch.setattr(selector, "_versions", lambda: looked.append(1) or {"torch": ""})
+    looked: list[str] = []
+    monkeypatch.setattr(selector, "_versions", lambda: looked.append("versions") or {"torch": ""})
+    monkeypatch.setattr(SimulatedDriver, "identity", lambda driver: looked.append("device") or {"device": ""})
     Timed(body, clock, **WRITES)
     assert not looked
     Timed(body, clock, **stored(tmp_path))
-    assert looked
+    assert set(looked) == {"versions", "device"}
 
 
 def test_pinned_choice_is_followed_and_not_replaced(clock: Clock, tmp_path: Any) -> None:

@@ -32,7 +32,8 @@ def publish(data: Path, folder: Path, pool: bool, plots: bool) -> list[Path]:
         except ImportError:
             explanation = "plots need matplotlib (make bench installs it); --no-plots makes the page without them"
             raise SystemExit(explanation) from None
-        drawn = draw_all(chosen(results, pool)[0], folder / "plots")
+        main = chosen(results, pool)[0]
+        drawn = draw_all(main, ablated(results, main), folder / "plots")
     paths = None if drawn is None else {name: path.relative_to(folder) for name, path in drawn.items()}
     text = page((folder / TEMPLATE).read_text(), results, pool, paths)
     target = folder / "README.md"
@@ -43,11 +44,12 @@ def publish(data: Path, folder: Path, pool: bool, plots: bool) -> list[Path]:
 def chosen(results: Sequence[Result], pool: bool) -> tuple[list[Result], list[Result]]:
     """The rows that are averaged and shown, and rows of other commits, which are only shown.
 
-    One row a workload, the newest. Without `pool`, averages are over the commit that has most rows (then the newest).
+    One row a workload: the newest, without techniques switched off if there is one. Without `pool`, averages are over
+    the commit that has most rows (then the newest).
     """
     real = [result for result in results if result.environment.get("device") == "cuda"]
     newest: dict[tuple[str, str], Result] = {}
-    for result in sorted(real, key=lambda result: result.finished):
+    for result in sorted(real, key=lambda result: (not has_ablation(result), result.finished)):
         newest[(commit_name(result), result.workload)] = result
     rows = list(newest.values())
     by_commit = Counter(commit_name(result) for result in rows)
@@ -65,6 +67,21 @@ def chosen(results: Sequence[Result], pool: bool) -> tuple[list[Result], list[Re
     return order(seen.values()), order(others.values())
 
 
+def has_ablation(result: Result) -> bool:
+    return any(variant.name in result.variants for variant in ABLATIONS)
+
+
+def ablated(results: Sequence[Result], main: Sequence[Result]) -> list[Result]:
+    """The newest rows of these workloads and commits in which techniques were switched off, in runs of their own."""
+    wanted = {(commit_name(result), result.workload) for result in main}
+    found = {
+        result.workload: result
+        for result in sorted(results, key=lambda result: result.finished)
+        if has_ablation(result) and (commit_name(result), result.workload) in wanted
+    }
+    return order(found.values())
+
+
 def order(results: Iterable[Result]) -> list[Result]:
     return sorted(results, key=lambda result: (not result.facts.get("paper"), result.workload))
 
@@ -80,7 +97,7 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         "paper_overall": lambda: paper_overall(main, paper),
         "paper": lambda: paper_table(main, paper),
         "differences": lambda: differences(main, paper),
-        "ablation": lambda: ablation_table(main),
+        "ablation": lambda: ablation_table(ablated(results, main)),
         "resources": lambda: resources_table(main),
         "model": lambda: model_table(main),
         "accuracy": lambda: accuracy_table(main),
@@ -291,13 +308,9 @@ def differences(main: Sequence[Result], paper: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def ablation_table(main: Sequence[Result]) -> str:
+def ablation_table(ablated: Sequence[Result]) -> str:
     """Our time without a technique over our time with it."""
-    rows = []
-    for result in main:
-        cells = [gain(result, OURS.name, v.name) for v in ABLATIONS if v.name in result.variants]
-        if cells:
-            rows.append((result.workload, *(ablation_cell(result, v.name) for v in ABLATIONS)))
+    rows = [(result.workload, *(ablation_cell(result, v.name) for v in ABLATIONS)) for result in ablated]
     heads = ("workload", *(f"without {v.without}" for v in ABLATIONS))
     return table(heads, rows) if rows else "Not measured in these rows."
 

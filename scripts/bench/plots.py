@@ -14,11 +14,11 @@ COLOURS = {STOCK.name: "#9aa5b1", OURS.name: "#1f6feb"}
 Value = Callable[[Result], float | None]
 
 
-def draw_all(results: Sequence[Result], folder: Path) -> dict[str, Path]:
-    """Draw what there is data for; name -> file."""
+def draw_all(results: Sequence[Result], ablated: Sequence[Result], folder: Path) -> dict[str, Path]:
+    """Draw what there is data for; name -> file. `ablated`: the rows with techniques switched off."""
     drawn = {}
     for name, draw in PLOTS.items():
-        figure = draw(results)
+        figure = draw(ablated if draw is ablation else results)
         if figure is not None:
             folder.mkdir(parents=True, exist_ok=True)
             drawn[name] = folder / f"{name}.svg"

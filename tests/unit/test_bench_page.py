@@ -10,7 +10,7 @@ import pytest
 
 from scripts.bench import facts, model, page, results
 from scripts.bench.stats import TIMES
-from tests.unit.bench_data import result
+from tests.unit.bench_data import result, variant
 
 GOLDEN = Path(__file__).with_name("golden") / "bench_page.md"
 TEMPLATE = (facts.ROOT / "docs" / "benchmarks" / page.TEMPLATE).read_text()
@@ -125,3 +125,18 @@ def test_publish_writes_page_and_plots(tmp_path):
     first = (folder / "plots" / "speed.svg").read_bytes()
     page.publish(folder / "data", folder, pool=False, plots=True)
     assert (folder / "plots" / "speed.svg").read_bytes() == first
+
+
+def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place():
+    ordinary = result("DLRM", 100, 80, 50, 45)
+    del ordinary.variants["ours-no-transform"]
+    off = result("DLRM", 100, 80, 40, 35, finished="2026-02-01T00:00:00+00:00")
+    off.variants["ours-no-transform"] = variant(60)
+    elsewhere = result("EOS", 100, 80, 40, 35, commit=OTHER)
+    elsewhere.variants.pop("ours-no-transform")
+    results = [off, ordinary, elsewhere]
+    main, _ = page.chosen(results, pool=False)
+    assert main == [ordinary]
+    assert page.ablated(results, main) == [off]
+    assert "| DLRM |" in page.ablation_table([off]) and "1.50" in page.ablation_table([off])
+    assert page.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"

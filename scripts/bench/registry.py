@@ -207,7 +207,10 @@ def all_workloads() -> dict[str, Workload]:
 def choose(
     names: Iterable[str] = (), suites: Iterable[str] = (), modes: Iterable[str] = (), tags: Iterable[str] = ()
 ) -> list[Workload]:
-    """The workloads that fit every filter given; an unknown name is an error that lists the known ones."""
+    """The workloads that fit every filter given; an unknown name is an error that lists the known ones.
+
+    In the order of the names, if there are any.
+    """
     known = all_workloads()
     wanted = [name.upper() for name in names]
     unknown = [name for name in wanted if name not in known]
@@ -216,9 +219,8 @@ def choose(
     suites, modes, tags = set(suites), set(modes), set(tags)
     return [
         w
-        for w in known.values()
-        if (not wanted or w.name in wanted)
-        and (not suites or w.suite.lower() in {s.lower() for s in suites})
+        for w in ([known[name] for name in dict.fromkeys(wanted)] if wanted else known.values())
+        if (not suites or w.suite.lower() in {s.lower() for s in suites})
         and (not modes or w.mode in modes)
         and (not tags or tags & w.tags or ("paper" in tags and w.paper))
     ]

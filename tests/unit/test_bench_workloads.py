@@ -92,7 +92,7 @@ def test_weights_are_the_same_every_time():
 
 
 def test_workloads_are_chosen_by_name_suite_mode_and_tag():
-    assert [w.name for w in choose(["dlrm", "ST"])] == ["DLRM", "ST"]
+    assert [w.name for w in choose(["ST", "dlrm", "st"])] == ["ST", "DLRM"], "in the order in which they are named"
     assert {w.suite for w in choose(suites=["timm"])} == {"TIMM"}
     assert {w.mode for w in choose(modes=["training"])} == {"training"}
     assert {w.name for w in choose(tags=["paper"])} == PAPER

@@ -23,7 +23,7 @@ from pygraph_inductor.selection import json_file
 from pygraph_inductor.selection.cost_model import Coefficients
 
 LOGGER = logging.getLogger("pygraph_inductor")
-FORMAT = 2  # copies are nodes of the graph
+FORMAT = 3  # what cases that took turns differed by
 _PATIENCE = 5.0  # seconds to wait for another process that writes
 _lock = threading.Lock()
 _known: dict[tuple[str | None, str], Coefficients] = {}

@@ -6,8 +6,10 @@ With `--read FILE` nothing is measured, and page and plot are made from that fil
 
 The model's coefficients are measured first and apart from the sweep, at other points. At each point a function whose
 inputs move in every call is recorded with each engine; the latency of a call (submission, replay, wait) is compared
-with the one of a call in which nothing moved. Before all that, `table_refresh` measures its part of the page. Needs a
-CUDA device.
+with the one of a call in which nothing moved. The engines and that call take turns: what is compared is medians of
+differences within rounds. There are rounds until each of them is known to 1 % of the latency, with 95 % confidence, or
+the point's time is over; no point is left out for what it shows, or measured again. Before all that, `table_refresh`
+measures its part of the page. Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -16,24 +18,32 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pygraph_inductor.driver.protocol import Driver
 from pygraph_inductor.selection.cost_model import Coefficients, Consumers, CostModel, SlotUse, cost_of, value
-from scripts.bench import facts, table_refresh
+from scripts.bench import facts, stats, table_refresh
 
-CONSUMERS = (1, 8, 32, 128, 256)
+if TYPE_CHECKING:
+    from pygraph_inductor.selection.probing import Case, Turns
+
+CONSUMERS = (1, 4, 8, 16, 32, 64, 128, 256)
 SLOTS = (1, 8, 64, 512)
-SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
+SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 256 << 20, 1 << 30)
 SIZED = ((1, 1), (1, 8), (32, 1), (32, 8))  # consumers and slots at which all sizes are measured
 MAX_NODES = 2048
 MAX_BYTES = 12 << 30  # of inputs; there are two sets of them, and staging buffers
 ENGINES = ("patch", "indirect", "copy")
 TOLERATED = 1.05  # the choice's latency over the best engine's
+MIN_ROUNDS = 9
+LEAST_SECONDS, MOST_SECONDS = 0.15, 0.6  # of rounds at a point, unless the few above take longer
+PRECISE = 0.01  # half an interval over the latency, below which no more rounds are needed
+SECONDS = 68.0  # with starting and drawing, 75
 COLOURS = {"patch": "#1f6feb", "indirect": "#d29922", "copy": "#9aa5b1"}
 
 
@@ -48,12 +58,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """Latencies at a point, in µs. `still`: nothing moved. Predictions are what an engine adds to that."""
+    """Latencies at a point, in µs. `still`: nothing moved. Predictions are what an engine adds to that; `error` is half
+    the interval in which what it adds lies, with 95 % confidence.
+    """
 
     point: Point
     still: float
     latency: dict[str, float]
+    error: dict[str, float]
     predicted: dict[str, float]
+    rounds: int
 
     @property
     def chosen(self) -> str:
@@ -63,6 +77,11 @@ class Measured:
     @property
     def best(self) -> str:
         return min(ENGINES, key=lambda engine: self.latency[engine])
+
+    @property
+    def precise(self) -> bool:
+        """Whether more rounds would hardly tell more."""
+        return all(self.error[engine] <= PRECISE * self.latency[engine] for engine in ENGINES)
 
     @property
     def excess(self) -> float:
@@ -103,18 +122,18 @@ def predicted(point: Point, coefficients: Coefficients) -> dict[str, float]:
     return {engine: cost_of(dict.fromkeys(slots, engine), slots, coefficients) for engine in ENGINES}
 
 
-def measure(driver: Driver, calls: int, sweep: Sequence[Point], seconds: float = math.inf) -> dict[str, Any]:
+def measure(driver: Driver, sweep: Sequence[Point], seconds: float = math.inf) -> dict[str, Any]:
     """Coefficients, then the sweep: as many of its points as `seconds` allow, including those of the coefficients."""
     import torch
 
     from pygraph_inductor.selection import calibrating
 
     end = time.monotonic() + seconds
-    coefficients = calibrating.measure(driver, calls)
+    coefficients = calibrating.measure(driver)
     found: list[Measured] = []
     with driver.guard():
         for point in sweep:
-            one = _measured(driver, calls, point, coefficients, end)
+            one = _measured(driver, point, coefficients, end)
             if one is None:
                 break
             found.append(one)
@@ -129,26 +148,43 @@ def measure(driver: Driver, calls: int, sweep: Sequence[Point], seconds: float =
     }
 
 
-def _measured(driver: Driver, calls: int, point: Point, coefficients: Coefficients, end: float) -> Measured | None:
-    """None if time is over."""
-    from pygraph_inductor.selection import calibrating
+def _measured(driver: Driver, point: Point, coefficients: Coefficients, end: float) -> Measured | None:
+    """None if time is over before there is enough."""
+    from pygraph_inductor.selection import probing
 
-    times = {}
-    for engine, moving in {"patch": (False, True), "indirect": (True,), "copy": (True,)}.items():
-        if time.monotonic() >= end:
-            return None
-        times[engine] = calibrating.latencies(
-            driver, engine, point.consumers, moving, slots=point.slots, size=point.nbytes // 4, calls=calls
-        )
-    latency = {engine: found[-1] for engine, found in times.items()}
-    return Measured(point, times["patch"][0], latency, predicted(point, coefficients))
+    size = point.nbytes // 4
+    cases = {e: probing.Case(e, point.consumers, point.slots, size, moving=True) for e in ENGINES}
+    with probing.Turns(driver) as turns:
+        for case in (cases[ENGINES[0]].still, *cases.values()):
+            if time.monotonic() >= end:
+                return None
+            turns.add(case)
+        begin = time.monotonic()
+        while True:
+            turns.round()
+            now = time.monotonic()
+            if now < end and (turns.rounds < MIN_ROUNDS or now < begin + LEAST_SECONDS):
+                continue
+            if turns.rounds < MIN_ROUNDS:
+                return None
+            one = _of_rounds(turns, cases, point, coefficients)
+            if one.precise or now >= min(end, begin + MOST_SECONDS):
+                return one
+
+
+def _of_rounds(turns: Turns, cases: Mapping[str, Case], point: Point, coefficients: Coefficients) -> Measured:
+    latency, error = {}, {}
+    for engine, case in cases.items():
+        still = statistics.median(turns.times(case.still))
+        added = turns.differences(case, case.still)
+        latency[engine] = still + statistics.median(added)
+        error[engine] = stats.half_interval(added)
+    return Measured(point, still, latency, error, predicted(point, coefficients), turns.rounds)
 
 
 def loaded(content: dict[str, Any]) -> list[Measured]:
     """The points of a file."""
-    return [
-        Measured(Point(**one["point"]), one["still"], one["latency"], one["predicted"]) for one in content["points"]
-    ]
+    return [Measured(**{**one, "point": Point(**one["point"])}) for one in content["points"]]
 
 
 def share_within(found: Sequence[Measured]) -> float:
@@ -168,7 +204,7 @@ def row_of(one: Measured) -> str:
     """A line of the table."""
     p = one.point
     cells = [str(p.consumers), str(p.slots), readable(p.nbytes), f"{one.still:.1f}"]
-    cells += [f"{one.latency[e] - one.still:.1f} ({one.predicted[e]:.1f})" for e in ENGINES]
+    cells += [f"{one.latency[e] - one.still:.1f} ± {one.error[e]:.1f} ({one.predicted[e]:.1f})" for e in ENGINES]
     return "| " + " | ".join([*cells, one.best, one.chosen, f"{one.excess:.2f}"]) + " |"
 
 
@@ -185,8 +221,9 @@ def page(content: dict[str, Any], plot: str | None) -> str:
         "",
         f"{content['device']}, torch {content['torch']}{origin(content)}. Each slot is an",
         "input that is elsewhere in every call and is used by so many kernels of its own. *still* is the latency of a",
-        "call in which nothing moved, in µs; each engine's cell is what it adds to that, measured, and in brackets as",
-        "the model predicted it from these coefficients, which were measured before and apart from the sweep:",
+        "call in which nothing moved, in µs; each engine's cell is what it adds to that, in turns with it, ± half the",
+        " interval that holds it with 95 % confidence, and in brackets what the model predicted from these",
+        "coefficients, which were measured before and apart from the sweep:",
         "",
         "| coefficient | µs |",
         "|---|---|",
@@ -245,18 +282,18 @@ def draw(content: dict[str, Any], file: Path) -> bool:
     return True
 
 
-def measured_here(calls: int, seconds: float, commit: str | None) -> dict[str, Any]:
+def measured_here(seconds: float, commit: str | None) -> dict[str, Any]:
     """The whole sweep on the current CUDA device, and the ways to refresh a table."""
+    start = time.monotonic()
     where = {"environment": facts.environment("cuda"), "commit": facts.commit(commit)}
     import torch
 
     from pygraph_inductor.recording.function import driver_for
 
-    start = time.monotonic()
     driver = driver_for(torch.device("cuda", torch.cuda.current_device()))
     with driver.guard():
         refresh = table_refresh.measure()
-    content = measure(driver, calls, points(), seconds - (time.monotonic() - start))
+    content = measure(driver, points(), seconds - (time.monotonic() - start))
     return content | where | {"table_refresh": refresh}
 
 
@@ -265,14 +302,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
     parser.add_argument("--page", type=Path, help="where the page goes; its plot goes beside it")
     parser.add_argument("--read", type=Path, help="make the page from this file instead of measuring")
-    parser.add_argument("--seconds", type=float, default=100, help="no point is begun after so long")
-    parser.add_argument("--calls", type=int, default=60, help="timed calls per engine and point")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="what is not measured by then is left out")
     parser.add_argument("--commit", help="the commit's name, where git cannot tell")
     arguments = parser.parse_args()
     if arguments.read:
         content = json.loads(arguments.read.read_text())
     else:
-        content = measured_here(arguments.calls, arguments.seconds, arguments.commit)
+        content = measured_here(arguments.seconds, arguments.commit)
     if arguments.out:
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
     found = loaded(content)

@@ -43,6 +43,13 @@ class Spread:
         )
 
 
+def half_interval(values: Sequence[float]) -> float:
+    """Half the interval that holds the median with 95 % confidence, whatever the distribution; less with few values."""
+    ordered = sorted(values)
+    outside = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+    return (ordered[len(ordered) - 1 - outside] - ordered[outside]) / 2
+
+
 @dataclass(frozen=True)
 class Ratio:
     """A ratio of two medians and the interval that holds it with 95 % confidence."""

@@ -249,9 +249,9 @@ def _touch(sources: Sequence[Any], target: Any, indirect: bool) -> None:
     import torch
 
     from pygraph_inductor.driver import libcuda
-    from pygraph_inductor.selection import calibrating
+    from pygraph_inductor.selection import probing
 
-    kernel = calibrating.touch_kernels(target.device.index)[indirect]
+    kernel = probing.touch_kernels(target.device.index)[indirect]
     stream = torch.cuda.current_stream(target.device).cuda_stream
     for source, part in zip(sources, target.split(_ELEMENTS), strict=True):
         arguments = (ctypes.c_uint64(source.data_ptr()), ctypes.c_uint64(part.data_ptr()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +17,14 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor.driver import table
-from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN
+from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, NodeKind
 from pygraph_inductor.recording import engines as planning
 from pygraph_inductor.recording.function import driver_for
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
 from pygraph_inductor.selection import calibrating
 from pygraph_inductor.selection.cost_model import Coefficients
+from pygraph_inductor.selection.probing import Case, Turns
 from tests.gpu import models
 from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
 
@@ -348,7 +350,8 @@ def test_training(name: str) -> None:
 
 def test_coefficients_measured_here_are_plausible() -> None:
     """Wide bounds: what is tested is that the probe's kernels, twin and table run, and that differences have a sign."""
-    measured = calibrating.measure(driver_for(torch.device(DEVICE, torch.cuda.current_device())), calls=50)
+    driver = driver_for(torch.device(DEVICE, torch.cuda.current_device()))
+    measured = calibrating.measure(driver, rounds=20)
     assert 0.02 < measured.node_update
     assert 1e5 < measured.bytes_per_us < 2e7
     if "PYTEST_XDIST_WORKER" not in os.environ:  # beside other tests, the host's share of a call is anything
@@ -356,4 +359,24 @@ def test_coefficients_measured_here_are_plausible() -> None:
         assert measured.indirect_load < 2.0
         assert measured.table_node < 20.0
         assert measured.table_update < 20.0
+        assert 0.3 < measured.copy_launch < 20.0
     assert not any(one.name == "calibration" for one in pygraph_inductor.report().functions)
+
+
+@pytest.mark.parametrize("engine", ["patch", "indirect", "copy"])
+def test_case_of_the_cost_model_runs_the_kernels_of_its_engine(engine: str) -> None:
+    driver = driver_for(torch.device(DEVICE, torch.cuda.current_device()))
+    gc.collect()
+    with driver.guard(), Turns(driver) as turns:
+        turns.add(Case(engine, 3, slots=5, moving=True))
+        turns.round()
+        (recording,) = recordings()
+        kinds = Counter(names(recording))
+        assert kinds["touch"] == (0 if engine == "indirect" else 15), kinds
+        assert kinds["touch_indirect"] == (15 if engine == "indirect" else 0), kinds
+        assert kinds[TABLE_WRITER] == (engine == "indirect"), kinds
+        copies = [node for node in recording.graph.nodes if node.kind is NodeKind.MEMCPY]
+        assert len(copies) == (5 if engine == "copy" else 0), kinds
+        del recording
+    gc.collect()
+    assert not recordings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 import torch
 
 import pygraph_inductor
+from pygraph_inductor.driver.protocol import no_collection
 from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
-from pygraph_inductor.selection import calibrating, calibration
+from pygraph_inductor.selection import calibrating, calibration, probing
 from pygraph_inductor.selection.cost_model import Coefficients
+from pygraph_inductor.selection.probing import Case
 from tests.simulated.hand_written import HandWritten, check
 from tests.simulated.test_indirect import consumed_by, engines, only
 
@@ -29,9 +33,9 @@ def nothing_known() -> Any:
 
 
 def test_measuring_goes_the_way_of_calls_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrating, "LARGE", 1 << 20)
+    monkeypatch.setattr(calibrating, "LARGE", (1 << 18, 1 << 20))
     before = len(pygraph_inductor.report().functions)
-    measured = calibrating.measure(SimulatedDriver(), calls=5)
+    measured = calibrating.measure(SimulatedDriver(), rounds=3)
     assert all(number > 0 for number in measured.to_dict().values())
     # Rewriting a node costs something on every device; so does copying a megabyte.
     assert measured.node_update > 0.1
@@ -39,10 +43,29 @@ def test_measuring_goes_the_way_of_calls_and_leaves_no_trace(monkeypatch: pytest
     assert len(pygraph_inductor.report().functions) == before
 
 
+@pytest.mark.parametrize("engine", ["patch", "indirect", "copy"])
+def test_case_is_recorded_with_its_engine_and_its_memory_goes_at_once(engine: str) -> None:
+    gc.collect()
+    case = Case(engine, 3, slots=2, moving=True)
+    with no_collection():  # nothing is left to it
+        with probing.Turns(SimulatedDriver()) as turns:
+            turns.add(case)
+            turns.add(case.still)
+            turns.round()
+            recordings = [one for one in gc.get_objects() if type(one) is Recording]
+            assert len(recordings) == (1 if engine == "patch" else 2)
+            planned = {slot.engine.value for recording in recordings for slot in recording.player.plan.slots}
+            assert planned == {"patch", engine}
+            assert len(turns.times(case)) == len(turns.differences(case, case.still)) == 1
+            assert all(0 < time < 1e6 for time in turns.times(case))
+            del recordings
+        assert not [one for one in gc.get_objects() if type(one) is Recording]
+
+
 def test_measuring_without_replays_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrating, "_WARM", 0)
-    with pytest.raises(RuntimeError, match="nothing was measured"):
-        calibrating.measure(SimulatedDriver(), calls=1)
+    monkeypatch.setattr(probing, "_WARM", 0)
+    with pytest.raises(RuntimeError, match="nothing was measured"), probing.Turns(SimulatedDriver()) as turns:
+        turns.add(Case("patch", 1))
 
 
 def test_what_was_measured_is_used_from_then_on(tmp_path: Path) -> None:

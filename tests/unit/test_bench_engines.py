@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import sys
 from dataclasses import asdict
@@ -12,16 +14,17 @@ from typing import Any
 import pytest
 
 from pygraph_inductor.driver.simulated import SimulatedDriver
-from pygraph_inductor.selection import calibrating
+from pygraph_inductor.selection import calibrating, probing
 from pygraph_inductor.selection.cost_model import Coefficients
 from scripts.bench import engines
 from scripts.bench.engines import Measured, Point
+from tests.unit import pretended_machine
 
 ROUND = Coefficients(1.0, 2.0, 8.0, 0.5, 30.0, 1000.0, 100.0)
 
 
 def measured(point: Point, **latency: float) -> Measured:
-    return Measured(point, 10.0, latency, engines.predicted(point, ROUND))
+    return Measured(point, 10.0, latency, dict.fromkeys(latency, 0.2), engines.predicted(point, ROUND), 9)
 
 
 def test_points_cover_the_ranges_and_fit_the_device() -> None:
@@ -85,7 +88,7 @@ def test_page_is_made_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "of the 5 points; 3 more were left out" in text
     assert "| 500 | 40.0 | 1.00 | 2.00 | 90.00 | 44.0 | 48.0 | 130.0 |" in text
     assert "In latency the node is the fastest of the three for 500 addresses." in text
-    assert "| 1 | 1 | 4 KiB | 10.0 | 10.0 (1.0) | 20.0 (10.5) |" in text
+    assert "| 1 | 1 | 4 KiB | 10.0 | 10.0 ± 0.2 (1.0) | 20.0 ± 0.2 (10.5) |" in text
     assert (tmp_path / "engines.svg").read_text() == "a plot"
 
 
@@ -118,24 +121,67 @@ def test_plot_of_the_same_numbers_is_the_same_file(tmp_path: Path) -> None:
 
 
 def test_sweep_measures_every_engine_at_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrating, "LARGE", 1 << 16)
+    monkeypatch.setattr(calibrating, "LARGE", (1 << 14, 1 << 16))
+    monkeypatch.setattr(calibrating, "measure", functools.partial(calibrating.measure, rounds=2))
     sweep = [Point(1, 1, 4096), Point(2, 3, 4096)]
-    found = engines.loaded(engines.measure(SimulatedDriver(), 5, sweep))
+    found = engines.loaded(json.loads(json.dumps(engines.measure(SimulatedDriver(), sweep))))
     assert [one.point for one in found] == sweep
-    assert all(set(one.latency) == set(one.predicted) == set(engines.ENGINES) for one in found)
-    assert all(0 < number < 1e6 for one in found for number in one.latency.values())
+    for one in found:
+        assert set(one.latency) == set(one.predicted) == set(one.error) == set(engines.ENGINES)
+        assert all(0 < number < 1e6 for number in one.latency.values())
+        assert one.rounds >= engines.MIN_ROUNDS
+
+
+H200 = Coefficients(0.2, 0.5, 2.4, 0.15, 1.55, 2.05e6, 20.0)
+
+
+def swept(monkeypatch: pytest.MonkeyPatch, noise: float, step: float, **limits: Any) -> dict[str, Any]:
+    """A sweep on a pretended machine, with a clock that goes on by `step` seconds whenever somebody looks."""
+    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=itertools.count(0.0, step).__next__))
+    monkeypatch.setattr(calibrating, "Turns", pretended_machine.made(H200, noise))
+    monkeypatch.setattr(probing, "Turns", pretended_machine.made(H200, noise))
+    return engines.measure(SimulatedDriver(), engines.points(), **limits)
+
+
+def test_disturbances_change_neither_what_is_measured_nor_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = engines.loaded(swept(monkeypatch, noise=1.0, step=0.01))
+    assert [one.point for one in found] == engines.points()
+    assert engines.share_within(found) == 1.0
+    machine = pretended_machine.Machine(H200)
+    for one in found:
+        size = one.point.nbytes // 4
+        for engine in engines.ENGINES:
+            case = probing.Case(engine, one.point.consumers, one.point.slots, size, moving=True)
+            added = machine.latency(case) - machine.latency(case.still)
+            assert one.latency[engine] - one.still == pytest.approx(added, abs=0.03 * machine.latency(case)), one
+
+
+def test_wrong_coefficients_show_in_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that is thought to cost nothing: the sweep once found this, and so it would again."""
+    free = Coefficients(**{**H200.to_dict(), "copy_launch": 0.001})
+    monkeypatch.setattr(calibrating, "measure", lambda driver: free)
+    found = engines.loaded(swept(monkeypatch, noise=1.0, step=0.01))
+    assert engines.share_within(found) < 0.95
+
+
+def test_rounds_end_when_they_tell_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = engines.loaded(swept(monkeypatch, noise=0.0, step=0.01))
+    disturbed = engines.loaded(swept(monkeypatch, noise=4.0, step=0.01))
+    assert {one.rounds for one in quiet} <= {15, 16}
+    assert {one.rounds for one in disturbed} <= set(range(15, 62))
+    short = [one.rounds for one in disturbed if one.point.consumers * one.point.slots == 1]
+    long = [one.rounds for one in disturbed if one.point.consumers * one.point.slots > 1000]
+    assert min(short) > max(long) <= 16
 
 
 def test_sweep_ends_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A point that was begun is dropped rather than finished."""
-    clock = iter([0.0, 1.0, 2.0, 3.0, 4.0, 99.0, 100.0])
-    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(calibrating, "measure", lambda driver, calls: ROUND)
-    monkeypatch.setattr(calibrating, "latencies", lambda driver, engine, kernels, moving, **rest: [10.0, 20.0])
-    sweep = [Point(1, 1, 4096), Point(2, 1, 4096), Point(3, 1, 4096)]
-    found = engines.measure(SimulatedDriver(), 5, sweep, seconds=50)
-    assert [one.point for one in engines.loaded(found)] == sweep[:1]
-    assert found["left_out"] == 2 and next(clock) == 100.0
+    """A point that was begun is dropped unless it has its rounds."""
+    monkeypatch.setattr(calibrating, "measure", lambda driver: ROUND)
+    a_point = 4 + 1 + engines.MIN_ROUNDS  # looks at the clock: for each case, at the beginning, after each round
+    for seconds, points in ((a_point, 1), (2 * a_point - 1, 1), (2 * a_point, 2)):
+        found = swept(monkeypatch, noise=0.0, step=1.0, seconds=seconds)
+        assert [one.point for one in engines.loaded(found)] == engines.points()[:points]
+        assert found["left_out"] == len(engines.points()) - points
 
 
 def test_sweep_without_any_point_makes_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,16 +221,16 @@ def page(content: dict[str, Any], plot: str | None) -> str:
         "",
         f"{content['device']}, torch {content['torch']}{origin(content)}. Each slot is an",
         "input that is elsewhere in every call and is used by so many kernels of its own. *still* is the latency of a",
-        "call in which nothing moved, in µs; each engine's cell is what it adds to that, in turns with it, ± half the",
-        " interval that holds it with 95 % confidence, and in brackets what the model predicted from these",
+        "call in which nothing moved, in µs. Engines take turns with it; a cell is what an engine adds, ± half the",
+        "interval that holds it with 95 % confidence, and in brackets what the model predicted from these",
         "coefficients, which were measured before and apart from the sweep:",
         "",
-        "| coefficient | µs |",
+        "| coefficient | µs, or bytes in one |",
         "|---|---|",
         *(f"| `{name}` | {number:.3f} |" for name, number in content["coefficients"].items()),
         "",
         f"The model's choice is within {TOLERATED - 1:.0%} of the best engine's latency at "
-        f"{share_within(found):.0%} of the {len(found)} points{also}.",
+        f"{share_within(found):.1%} of the {len(found)} points{also}.",
         "",
         f"![which engine is cheapest]({plot})" if plot else "There is no plot: matplotlib was not installed.",
         "",
@@ -294,6 +294,7 @@ def measured_here(seconds: float, commit: str | None) -> dict[str, Any]:
     with driver.guard():
         refresh = table_refresh.measure()
     content = measure(driver, points(), seconds - (time.monotonic() - start))
+    print(f"measuring took {time.monotonic() - start:.0f} s")
     return content | where | {"table_refresh": refresh}
 
 
@@ -321,7 +322,9 @@ def main() -> int:
         if not drawn:
             print("no plot: matplotlib is not installed")
         arguments.page.write_text(page(content, plot.name if drawn else None))
-    print(f"the model's choice is within {TOLERATED - 1:.0%} of the best at {share_within(found):.0%}")
+    share, left_out = share_within(found), content.get("left_out", 0)
+    print(f"the model's choice is within {TOLERATED - 1:.0%} of the best at {share:.1%} of {len(found)} points")
+    print(f"{left_out} more were left out, since time was over" if left_out else "no point was left out")
     return 0
 
 

@@ -154,6 +154,7 @@ class CudaDriver:
 
     name = "cuda"
     alignment = 256
+    empty_strided = staticmethod(empty_strided_cuda)
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

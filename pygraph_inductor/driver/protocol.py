@@ -216,6 +216,8 @@ class Driver(Protocol):
     device: torch.device
     # The allocator's addresses are multiples of it, and no kernel is chosen by more than it.
     alignment: int
+    # What generated code calls to allocate, with a tuple of size, one of stride and the dtype: on the current device.
+    empty_strided: Callable[..., torch.Tensor]
 
     def capture(
         self,

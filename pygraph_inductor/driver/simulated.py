@@ -188,6 +188,7 @@ class SimulatedDriver:
 
     name = "simulated"
     alignment = 64  # c10/core/alignment.h: what torch's CPU allocator gives
+    empty_strided = staticmethod(_empty_strided_cpu)
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")

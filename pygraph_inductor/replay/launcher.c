@@ -4,9 +4,10 @@
  * a misaligned or overlapping input, another stream, somebody capturing) makes it step aside before anything happened,
  * and the Python path answers. native.py compiles it, resolves the functions it calls, and packs the plan for it.
  *
- * It needs no header but Python's. Tensors are reached through PyTorch's C shim (torch/csrc/inductor/aoti_torch), whose
- * handles are pointers to at::Tensor, that is, to a place that holds a TensorImpl pointer; a Python tensor has such a
- * place inside, at an offset that native.py finds and checks. */
+ * It needs no header but Python's. Outputs are made by the function that generated code calls; otherwise tensors are
+ * reached through PyTorch's C shim (torch/csrc/inductor/aoti_torch), whose handles are pointers to at::Tensor, that is,
+ * to a place that holds a TensorImpl pointer; a Python tensor has such a place inside, at an offset that native.py finds
+ * and checks. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -27,7 +28,6 @@ static struct {
     Status (*dtype)(Handle, int32_t *);
     Status (*device_type)(Handle, int32_t *);
     Status (*device_index)(Handle, int32_t *);
-    Status (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
     Status (*reinterpret)(Handle, int64_t, const int64_t *, const int64_t *, int64_t, Handle *);
     Status (*delete_tensor)(Handle);
     PyObject *(*wrap)(Handle); /* a Python tensor of the same TensorImpl */
@@ -38,7 +38,7 @@ static struct {
     Status (*set_copy)(void *, void *, void *, void *);
     Status (*set_fill)(void *, void *, void *, void *);
 } api;
-enum { API_COUNT = 17 };
+enum { API_COUNT = 16 };
 
 static Py_ssize_t tensor_offset, keys_offset; /* the latter inside a TensorImpl: where its dispatch keys are */
 /* Where a TensorImpl has its StorageImpl and its autograd metadata, and where both have their counts of strong and weak
@@ -88,6 +88,8 @@ typedef struct {
 
 typedef struct {
     Layout layout;
+    PyObject *arguments; /* of `allocate` */
+    PyObject *made;      /* this call's */
     int64_t slot;
     int keep; /* only the backward sees it: it may serve again once nobody has it any more */
     PyObject *kept;
@@ -108,7 +110,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *program, *objects, *known_array;
     Py_buffer known_view;
-    int64_t input_count, slot_count, word_count, node_count, allocation_count, returned_count, tensor_count;
+    int64_t input_count, slot_count, word_count, node_count, allocation_count, returned_count;
     int64_t keep_count;   /* of allocations that may be kept */
     uint64_t kept_stream; /* on which what is kept was used */
     int64_t input_slots, overlap_count; /* the slots of inputs come first */
@@ -121,14 +123,13 @@ typedef struct {
     Returned *returned;
     uint64_t *known, *now; /* where the graph was told each slot is (0: it has to be told), and where it is */
     int64_t *order, *dirty;
-    Handle *handles; /* of this call's allocations and views */
     int returns; /* 0 a bare value, 1 a tuple, 2 a list */
     int is_cuda, closed, in_call;
     int32_t device_type, device_index;
     void *executable, *context;
     uint64_t *last_stream, *busy; /* the pool's: its last stream, and whether somebody records or replays */
     uint64_t alignment_mask;
-    PyObject *replay, *acquire, *release;
+    PyObject *replay, *acquire, *release, *allocate;
     PyObject *after; /* called with the inputs after the launch, or None */
     PyObject *usual; /* where there is no device: whether the current stream is the usual one, or None */
     uint64_t calls, updates, last_used;
@@ -292,13 +293,10 @@ static int on_the_usual_stream(const Launcher *self)
            !api.stream_is_capturing(stream, &capturing) && !capturing;
 }
 
-static void drop_handles(Launcher *self, int64_t count)
+static void drop_made(Launcher *self)
 {
-    for (int64_t i = 0; i < count; i++)
-        if (self->handles[i]) {
-            api.delete_tensor(self->handles[i]);
-            self->handles[i] = NULL;
-        }
+    for (int64_t i = 0; i < self->allocation_count; i++)
+        Py_CLEAR(self->allocations[i].made);
 }
 
 /* ---- activations that only the backward sees
@@ -366,30 +364,45 @@ static int may_keep(Launcher *self)
     return call_quietly(hooked, NULL, &seen) && !seen;
 }
 
+/* A tensor as generated code makes it: without the dispatcher, which the C shim goes through, and as a Python object at
+ * once. It is on torch's current device, so it is asked whether that is ours. */
+static int make(Launcher *self, Allocation *made)
+{
+    void *address;
+    int32_t index;
+    made->made = PyObject_Call(self->allocate, made->arguments, NULL);
+    if (!made->made) {
+        PyErr_Clear();
+        drop_kept(self); /* no memory: the Python path makes all of them */
+        return 0;
+    }
+    if (Py_TYPE(made->made) != tensor_type)
+        return 0;
+    Handle tensor = handle_of(made->made);
+    if (self->device_index >= 0 && (api.device_index(tensor, &index) || index != self->device_index))
+        return 0;
+    if (made->slot < 0)
+        return 1;
+    if (api.data_pointer(tensor, &address) || ((uint64_t)address & self->alignment_mask))
+        return 0;
+    self->now[made->slot] = (uint64_t)address;
+    return 1;
+}
+
 static int allocate_outputs(Launcher *self, int keeps)
 {
     for (int64_t i = 0; i < self->allocation_count; i++) {
         Allocation *made = &self->allocations[i];
-        void *address;
         if (keeps && made->keep && serves_again(self, made)) {
+            made->made = Py_NewRef(made->kept);
             self->now[made->slot] = made->address;
             continue;
         }
         Py_CLEAR(made->kept);
-        if (api.empty_strided(made->layout.ndim, made->layout.sizes, made->layout.strides, made->layout.dtype,
-                              self->device_type, self->device_index < 0 ? 0 : self->device_index, &self->handles[i])) {
-            self->handles[i] = NULL;
-            drop_handles(self, i);
-            drop_kept(self); /* no memory: the Python path makes all of them */
+        if (!make(self, made)) {
+            drop_made(self);
             return 0;
         }
-        if (made->slot < 0)
-            continue;
-        if (api.data_pointer(self->handles[i], &address) || ((uint64_t)address & self->alignment_mask)) {
-            drop_handles(self, i + 1);
-            return 0;
-        }
-        self->now[made->slot] = (uint64_t)address;
     }
     return 1;
 }
@@ -450,89 +463,65 @@ static int tell(Launcher *self)
     return 1;
 }
 
-/* The views among the outputs become handles behind those of the allocations. */
-static int make_views(Launcher *self, PyObject *list)
+/* A view of an output or of an input; the former is of nothing that is kept. */
+static PyObject *view_for(Launcher *self, const Returned *entry, PyObject *list)
 {
-    int64_t next = self->allocation_count;
-    for (int64_t i = 0; i < self->returned_count; i++) {
-        const Returned *entry = &self->returned[i];
-        if (entry->kind != RETURN_ALLOCATION_VIEW && entry->kind != RETURN_INPUT_VIEW)
-            continue;
-        Handle base = entry->kind == RETURN_INPUT_VIEW ? handle_of(PyList_GET_ITEM(list, entry->position))
-                                                       : self->handles[entry->position]; /* no view is of what is kept */
-        if (api.reinterpret(base, entry->layout.ndim, entry->layout.sizes, entry->layout.strides, entry->offset,
-                            &self->handles[next])) {
-            self->handles[next] = NULL;
-            PyErr_SetString(PyExc_RuntimeError, "a view of an output could not be made");
-            return 0;
-        }
-        next++;
+    PyObject *base = entry->kind == RETURN_INPUT_VIEW ? PyList_GET_ITEM(list, entry->position)
+                                                      : self->allocations[entry->position].made;
+    Handle handle;
+    if (api.reinterpret(handle_of(base), entry->layout.ndim, entry->layout.sizes, entry->layout.strides, entry->offset,
+                        &handle)) {
+        PyErr_SetString(PyExc_RuntimeError, "a view of an output could not be made");
+        return NULL;
     }
-    return 1;
+    PyObject *view = api.wrap(handle);
+    api.delete_tensor(handle);
+    return view;
 }
 
-/* Python tensors for all handles; the handles are consumed. */
-static PyObject *wrapped(Launcher *self, int keeps)
+/* Keeps what may serve again; it is the caller's as well. */
+static void keep_made(Launcher *self)
 {
-    PyObject *tensors = PyList_New(self->tensor_count);
-    for (int64_t i = 0; tensors && i < self->tensor_count; i++) {
-        Allocation *made = i < self->allocation_count ? &self->allocations[i] : NULL;
-        PyObject *tensor = NULL;
-        if (!self->handles[i]) {
-            tensor = Py_NewRef(made->kept); /* it serves again */
-        } else if ((tensor = api.wrap(self->handles[i]))) {
-            api.delete_tensor(self->handles[i]);
-            self->handles[i] = NULL;
-            if (keeps && made && made->keep) {
-                made->kept = Py_NewRef(tensor);
-                made->address = self->now[made->slot];
-                made->keys = keys_of(handle_of(tensor));
-            }
+    for (int64_t i = 0; i < self->allocation_count; i++) {
+        Allocation *made = &self->allocations[i];
+        if (made->keep && !made->kept) {
+            made->kept = Py_NewRef(made->made);
+            made->address = self->now[made->slot];
+            made->keys = keys_of(handle_of(made->made));
         }
-        if (!tensor)
-            Py_CLEAR(tensors);
-        else
-            PyList_SET_ITEM(tensors, i, tensor);
     }
-    return tensors;
 }
 
-static PyObject *results(Launcher *self, PyObject *list, int keeps)
+static PyObject *results(Launcher *self, PyObject *list)
 {
-    if (!make_views(self, list))
-        return NULL;
-    PyObject *tensors = wrapped(self, keeps);
-    if (!tensors)
-        return NULL;
     PyObject *result = self->returns == 1 ? PyTuple_New(self->returned_count) : PyList_New(self->returned_count);
-    int64_t view = self->allocation_count;
     for (int64_t i = 0; result && i < self->returned_count; i++) {
         const Returned *entry = &self->returned[i];
         PyObject *value;
         switch (entry->kind) {
         case RETURN_ALLOCATION:
-            value = PyList_GET_ITEM(tensors, entry->position);
+            value = Py_NewRef(self->allocations[entry->position].made);
             break;
         case RETURN_INPUT:
-            value = PyList_GET_ITEM(list, entry->position);
+            value = Py_NewRef(PyList_GET_ITEM(list, entry->position));
             break;
         case RETURN_CONSTANT:
-            value = entry->constant;
+            value = Py_NewRef(entry->constant);
             break;
         case RETURN_AGAIN:
-            value = self->returns == 1 ? PyTuple_GET_ITEM(result, entry->position)
-                                       : PyList_GET_ITEM(result, entry->position);
+            value = Py_NewRef(self->returns == 1 ? PyTuple_GET_ITEM(result, entry->position)
+                                                 : PyList_GET_ITEM(result, entry->position));
             break;
         default:
-            value = PyList_GET_ITEM(tensors, view++);
+            value = view_for(self, entry, list);
         }
-        Py_INCREF(value);
-        if (self->returns == 1)
+        if (!value)
+            Py_CLEAR(result);
+        else if (self->returns == 1)
             PyTuple_SET_ITEM(result, i, value);
         else
             PyList_SET_ITEM(result, i, value);
     }
-    Py_DECREF(tensors); /* a returned tensor has no hidden references */
     if (result && self->returns == 0) {
         PyObject *bare = PyList_GET_ITEM(result, 0);
         Py_INCREF(bare);
@@ -555,8 +544,11 @@ static PyObject *launch(Launcher *self, PyObject *list, int keeps)
         Py_DECREF(done);
     }
     account(self, PHASE_LAUNCH);
-    PyObject *result = results(self, list, keeps);
+    PyObject *result = results(self, list);
     if (result) {
+        if (keeps)
+            keep_made(self);
+        drop_made(self); /* a returned tensor has no hidden references */
         self->calls++;
         self->last_used = nanoseconds();
         PyList_SetSlice(list, 0, PY_SSIZE_T_MAX, NULL);
@@ -601,18 +593,18 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
         account(self, PHASE_ALLOCATE);
     }
     if (ready && self->closed) { /* by the end of what was kept: its graph may be gone */
-        drop_handles(self, self->allocation_count);
+        drop_made(self);
         ready = 0;
     }
     if (ready && !tell(self)) {
-        drop_handles(self, self->allocation_count);
+        drop_made(self);
         ready = 0;
     }
     account(self, PHASE_TELL);
     if (ready) {
         *result = launch(self, list, keeps);
         if (!*result)
-            drop_handles(self, self->tensor_count);
+            drop_made(self);
     }
     self->in_call = 0;
     if (self->closed)
@@ -670,6 +662,7 @@ static int read_program(Launcher *self, Reader *reader)
     self->replay = take_object(reader);
     self->acquire = take_object(reader);
     self->release = take_object(reader);
+    self->allocate = take_object(reader);
     self->after = take_object(reader);
     self->usual = take_object(reader);
     self->input_count = take(reader);
@@ -680,7 +673,6 @@ static int read_program(Launcher *self, Reader *reader)
     self->node_count = take(reader);
     self->allocation_count = take(reader);
     self->returned_count = take(reader);
-    self->tensor_count = take(reader);
     self->inputs = zeroed(self->input_count, sizeof *self->inputs);
     self->slots = zeroed(self->slot_count, sizeof *self->slots);
     self->overlaps = zeroed(self->overlap_count, sizeof *self->overlaps);
@@ -691,9 +683,8 @@ static int read_program(Launcher *self, Reader *reader)
     self->now = zeroed(self->slot_count, sizeof *self->now);
     self->order = zeroed(self->input_slots, sizeof *self->order);
     self->dirty = zeroed(self->node_count, sizeof *self->dirty);
-    self->handles = zeroed(self->tensor_count, sizeof *self->handles);
     if (!self->inputs || !self->slots || !self->overlaps || !self->words || !self->nodes || !self->allocations || !self->returned ||
-        !self->now || !self->order || !self->dirty || !self->handles)
+        !self->now || !self->order || !self->dirty)
         return 0;
     for (int64_t i = 0; i < self->input_count; i++) {
         Input *input = &self->inputs[i];
@@ -733,6 +724,7 @@ static int read_program(Launcher *self, Reader *reader)
     for (int64_t i = 0; i < self->allocation_count; i++) {
         self->allocations[i].slot = take(reader);
         self->allocations[i].keep = take(reader) && counts_offset >= 0 && self->allocations[i].slot >= 0;
+        self->allocations[i].arguments = take_object(reader);
         self->allocations[i].layout = take_layout(reader);
         self->keep_count += self->allocations[i].keep;
     }
@@ -805,7 +797,7 @@ static void launcher_dealloc(Launcher *self)
     }
     Py_CLEAR(self->program);
     void *memory[] = {self->inputs, self->slots, self->overlaps, self->words, self->nodes, self->allocations,
-                      self->returned, self->now, self->order, self->dirty, self->handles};
+                      self->returned, self->now, self->order, self->dirty};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         PyMem_Free(memory[i]);
     Py_TYPE(self)->tp_free((PyObject *)self);

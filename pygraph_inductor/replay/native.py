@@ -40,7 +40,6 @@ _SHIM = (
     "get_dtype",
     "get_device_type",
     "get_device_index",
-    "empty_strided",
     "_reinterpret_tensor",
     "delete_tensor_object",
 )
@@ -281,7 +280,6 @@ def _program(
     if player.stages:
         raise _NotNative
     slots = _inputs_first(plan)
-    views = sum(1 for entry in plan.returned if isinstance(entry, FromAllocation | FromInput) and entry.view)
     writer = _Writer()
     writer.put(
         _device_type_code(driver.device.type),
@@ -297,6 +295,7 @@ def _program(
     writer.put_object(native.replay)
     writer.put_object(pool.lock.acquire)
     writer.put_object(pool.lock.release)
+    writer.put_object(driver.empty_strided)
     writer.put_object(player.raise_versions if plan.version_bumps else None)
     writer.put_object(None if on_device else pool.is_usual)
     writer.put(
@@ -308,7 +307,6 @@ def _program(
         len(graph.nodes),
         len(plan.allocations),
         len(plan.returned),
-        len(plan.allocations) + views,
     )
     writer.objects.append(pool)  # keeps the word that launchers read alive
     _put_inputs(writer, plan, inputs, driver)
@@ -324,8 +322,10 @@ def _program(
             writer.put(area.address + binding.offset, binding.addend, binding.node)
     _put_nodes(writer, graph, native.nodes)
     for made in plan.allocations:
+        layout = made.layout
         writer.put(made.slot if made.slot is not None else -1, made.keep)
-        writer.put_layout(made.layout)
+        writer.put_object((tuple(layout.size), tuple(layout.stride), layout.dtype))
+        writer.put_layout(layout)
     for entry in plan.returned:
         _put_returned(writer, entry, plan, inputs)
     return writer

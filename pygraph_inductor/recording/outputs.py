@@ -5,6 +5,7 @@ Read off what the function returned under capture, where inputs and outputs are 
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,26 @@ def returned_values(work: Work, captured: Captured) -> tuple[Returned, ...]:
         earlier = next((other for other in range(position) if _same_object(values[other], value)), None)
         entries.append(Again(earlier) if earlier is not None else sources.entry(position, value))
     return tuple(entries)
+
+
+def made_as_returned(
+    returned: Sequence[Returned], layouts: Sequence[Layout]
+) -> tuple[tuple[Returned, ...], tuple[Layout, ...]]:
+    """What is returned, and how allocations are laid out, with fewer views.
+
+    An allocation that only one returned value shows, as a view of all its memory, is made as this view is: the same
+    tensor over the same bytes for one tensor less, and it may serve again like any other. Generated code flattens most
+    of what it saves for a backward, and gives most gradients of a layer the parameter's shape, by such views.
+    """
+    shown = collections.Counter(entry.position for entry in returned if isinstance(entry, FromAllocation))
+    entries, made = list(returned), list(layouts)
+    for place, entry in enumerate(returned):
+        if not isinstance(entry, FromAllocation) or entry.view is None or entry.offset or shown[entry.position] > 1:
+            continue
+        base = layouts[entry.position]
+        if entry.view.dtype == base.dtype and entry.view.span == base.span:
+            entries[place], made[entry.position] = FromAllocation(entry.position, None, 0), entry.view
+    return tuple(entries), tuple(made)
 
 
 def _same_object(one: Any, other: Any) -> bool:

@@ -25,7 +25,7 @@ from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
 from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
 from pygraph_inductor.recording.keeping import Share, to_keep
-from pygraph_inductor.recording.outputs import returned_values, returns_kind
+from pygraph_inductor.recording.outputs import made_as_returned, returned_values, returns_kind
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
 from pygraph_inductor.recording.trial import NotSeen, NotTried, Trial, constants_of, run_trial
@@ -448,13 +448,12 @@ def _plan(
         slots.append(
             Slot(place.source, place.is_output, place.layout, engine, place.residue, written, found.by_slot[number])
         )
-    returned = returned_values(work, captured)
-    kept = to_keep(work.facts, returned, [buffer.layout for buffer in work.buffers])
+    returned, layouts = made_as_returned(returned_values(work, captured), [buffer.layout for buffer in work.buffers])
+    kept = to_keep(work.facts, returned, layouts)
     return Plan(
         slots=tuple(slots),
         allocations=tuple(
-            Allocation(buffer.layout, slot_of_buffer.get(number), number in kept)
-            for number, buffer in enumerate(work.buffers)
+            Allocation(layout, slot_of_buffer.get(number), number in kept) for number, layout in enumerate(layouts)
         ),
         returned=returned,
         returns=returns_kind(captured.result),

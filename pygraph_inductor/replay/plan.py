@@ -68,7 +68,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Allocation:
-    """An output buffer made anew for each call, as the generated code makes it."""
+    """An output buffer made anew for each call, as the generated code makes it, or as the one view of it is that is
+    returned (recording/outputs.py). Its slot has the former layout; both span the same bytes.
+    """
 
     layout: Layout
     slot: int | None  # None: empty, nothing to bind

@@ -22,6 +22,7 @@ from pygraph_inductor.replay.plan import (
     Layout,
     Plan,
     Returned,
+    Slot,
 )
 from pygraph_inductor.replay.views import bytes_of, copy_contents
 
@@ -141,7 +142,7 @@ class Player:
         self._graph.replay()
         for number, buffer in prepared.copies.items():
             if plan.slots[number].written:
-                copy_contents(prepared.holders[number], buffer)
+                copy_contents(_laid_out(prepared.holders[number], plan.slots[number]), buffer)
         self.raise_versions(inputs)
         return self._returned(inputs, prepared.fresh)
 
@@ -239,6 +240,11 @@ def _build(entry: Returned, inputs: Sequence[Any], fresh: Sequence[torch.Tensor]
             return value
         case Again(position):
             return earlier[position]
+
+
+def _laid_out(holder: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """An output may be made as a view of what the graph writes is (recording/outputs.py); this is what it writes."""
+    return _view(holder, slot.layout, 0) if slot.is_output else holder
 
 
 def _view(base: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:

@@ -113,6 +113,18 @@ def test_gaps_of_a_written_input_belong_to_somebody_else() -> None:
     assert [bool(slot.bindings) for slot in recording.player.plan.slots] == [False, True]
 
 
+def test_an_output_with_gaps_that_is_made_as_another_view_is_copied_as_it_was_written() -> None:
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        out = namespace["empty_strided_cpu"]((4, 2), (4, 1), torch.float32)
+        namespace["cpp_fused_0"](out, x)
+        return (namespace["reinterpret_tensor"](out, (2, 2, 2), (1, 8, 4), 0),)
+
+    function = HandWritten(body, settings=COPYING)
+    check(function, lambda: (torch.randn(8),))
+    recording = only(function)
+    assert recording.player.staged > 0 and recording.player.plan.returned[0].view is None
+
+
 @pytest.mark.parametrize("make", [lambda: torch.randn(6, 6)[1:5, ::2], lambda: torch.randn(1, 4).expand(3, 4)])
 def test_inputs_with_gaps_or_overlaps_in_themselves_are_copied_if_they_are_only_read(
     make: Callable[[], torch.Tensor],

@@ -60,6 +60,26 @@ def places(results):
 
 
 @needs_compiler
+def test_what_is_flattened_for_the_backward_serves_again():
+    def flattening(namespace, x):
+        result, one, other = forward(namespace, x)
+        view = namespace["reinterpret_tensor"]
+        return result, view(one, (64,), (1,), 0), view(other, (2, 4), (16, 1), 8)
+
+    function = HandWritten(flattening, kind="forward", visible_outputs=frozenset({0}))
+    for _ in range(3):
+        function(torch.randn(SHAPE))
+    held = checked(function)
+    for _ in range(3):
+        after = checked(function)
+        assert after[1].data_ptr() != held[1].data_ptr(), "somebody has it"
+    held = after = None
+    assert len({places(checked(function))[1] for _ in range(3)}) == 1
+    [log] = function.log.recordings
+    assert log.bytes_kept == 8 * 8 * 4, "a part of an allocation is not kept"
+
+
+@needs_compiler
 def test_what_only_the_backward_sees_serves_again():
     function = recorded()
     before = places(checked(function))

@@ -9,6 +9,8 @@ import weakref
 import pytest
 import torch
 
+from pygraph_inductor.recording.outputs import made_as_returned
+from pygraph_inductor.replay.plan import Again, FromAllocation, FromInput, Layout
 from tests.simulated.hand_written import F32, HandWritten, check, contents
 
 SIZE = (64,)
@@ -265,3 +267,59 @@ def test_outputs_reused_by_later_statements(native):
 
     function = HandWritten(body, native=native, reused_inputs=frozenset({1}))
     check(function, lambda: make() + make())
+
+
+def test_an_allocation_that_one_view_shows_as_a_whole_is_made_as_that_view(native):
+    def body(names, x):
+        view = names["reinterpret_tensor"]
+        flattened, thinned, part, twice, cast = (empty(names) for _ in range(5))
+        for out in (flattened, thinned, part, twice, cast):
+            names["cpp_fused_0"](out, x)
+        return (
+            view(flattened, (8, 8), (8, 1), 0),
+            view(thinned, (8, 2), (8, 7), 0),  # from the first element to the last
+            view(part, (8, 7), (8, 1), 0),
+            view(part, (2,), (1,), 62),
+            view(twice, (8, 8), (1, 8), 0),
+            twice,
+            torch.ops.aten.view.dtype(cast, torch.int32),
+        )
+
+    function = HandWritten(body, native=native)
+    check(function, make)
+    (recording,) = function.recordings
+    plan = recording.player.plan
+    assert [entry.view is None for entry in plan.returned] == [True, True, False, False, False, True, False]
+    assert {plan.slots[made.slot].layout.size for made in plan.allocations} == {SIZE}, "kernels write what they wrote"
+    (inputs,) = [make()]
+    got, want = function(*inputs), function.run(list(inputs))
+    for one, other in zip(got, want, strict=True):
+        assert one.untyped_storage().nbytes() == other.untyped_storage().nbytes() and not one._is_view()
+        assert one.storage_offset() == other.storage_offset()
+    assert [one._version for one in got[:2]] == [one._version for one in want[:2]] == [0, 0]
+    assert got[4].data_ptr() == got[5].data_ptr() and got[2].data_ptr() < got[3].data_ptr()
+
+
+SMALL, SQUARE, HALF = Layout((4,), (1,), F32), Layout((2, 2), (2, 1), F32), Layout((2,), (1,), F32)
+INTS = Layout((4,), (1,), torch.int32)
+
+
+@pytest.mark.parametrize(
+    "returned, expected",
+    [
+        ([FromAllocation(0, SQUARE, 0)], SQUARE),
+        ([FromAllocation(0, SQUARE, 0), Again(0)], SQUARE),  # one object
+        ([FromAllocation(0, SQUARE, 0), FromAllocation(0, None, 0)], None),
+        ([FromAllocation(0, SQUARE, 0), FromAllocation(0, SQUARE, 0)], None),
+        ([FromAllocation(0, HALF, 0)], None),  # its storage has four elements
+        ([FromAllocation(0, HALF, 8)], None),
+        ([FromAllocation(0, INTS, 0)], None),
+        ([FromInput(0, SQUARE, 0)], None),
+    ],
+)
+def test_which_allocations_are_made_as_a_view(returned, expected):
+    entries, layouts = made_as_returned(returned, [SMALL])
+    if expected is None:
+        assert (list(entries), layouts) == (returned, (SMALL,))
+    else:
+        assert (list(entries), layouts) == ([FromAllocation(0, None, 0), *returned[1:]], (expected,))

@@ -8,8 +8,16 @@ The variants of a row live in one process and are timed in turns. Host time is t
 GPU keeps up; latency is one call and a wait for the device. "nothing" is a compiled function of the same signature that
 launches nothing: what Dynamo and AOTAutograd cost before anybody's graphs. "replay" is the plain call captured whole
 and replayed raw. The floor is what cannot be avoided: nothing, the outputs (allocated natively, wrapped and freed), and
-the raw replay. Training steps, which `--training` adds, have no "nothing"; their floor is the raw replay. A second
-table says how much of our time is the launcher's, and in which of its phases. Needs a CUDA device.
+the raw replay.
+
+Of training steps, which `--training` adds, "nothing" is the whole iteration with the generated code left out of both
+functions (`bare_frame.py`): gradients dropped, autocast entered, Dynamo's guards on the same modules, AOTAutograd's
+wrappers with as many saved tensors, autograd's engine, and a new gradient for every parameter; the outputs are in it.
+Their floor on the host is this and the raw replay; no step ends before its kernels do, so the floor of the latency is
+the larger of that and the raw replay's. Eager and plain Inductor are left out: they take long, and no target is about
+them.
+
+A second table says how much of our time is the launcher's, and in which of its phases. Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import itertools
 import json
 import statistics
 import time
@@ -27,9 +36,8 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.cuda import empty_strided_cuda
 from pygraph_inductor.recording.record import Recording
-from scripts.bench import facts
+from scripts.bench import bare_frame, facts
 from scripts.bench.registry import Draw, all_workloads, call_once
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
@@ -38,6 +46,7 @@ SETTLE = 40  # calls before anything is timed
 NOTHING = Variant("nothing", "nothing", "default")
 REPLAY = Variant("replay", "raw replay", "default")
 COMPARED = (NOTHING, EAGER, INDUCTOR, STOCK, OURS, REPLAY)
+COMPARED_IN_TRAINING = (NOTHING, STOCK, OURS, REPLAY)
 Function = Callable[..., Any]
 
 
@@ -45,7 +54,7 @@ Function = Callable[..., Any]
 class Row:
     """A function, its inputs, new for every burst, and what one iteration does with them.
 
-    `training`: the iteration has a backward, so that a function that does nothing is no measure.
+    `training`: the iteration has a backward.
     """
 
     name: str
@@ -134,12 +143,13 @@ class Times:
         return {name: round(value, 2) for name, value in named.items()}
 
 
-def measure(row: Row, rounds: int) -> dict[str, dict[str, float]]:
+def measure(row: Row, rounds: int) -> dict[str, Any]:
     """Microseconds by variant: median and quartiles of the host's time, median latency; the floor; our phases."""
     function = row.make()
-    variants = [v for v in COMPARED if v is not REPLAY and not (row.training and v is NOTHING)]
-    calls = {v: compiled(v, nothing if v is NOTHING else function) for v in variants}
-    times = {variant: Times() for variant in [*variants, REPLAY]}
+    compared = COMPARED_IN_TRAINING if row.training else COMPARED
+    calls = {v: compiled(v, function) for v in {*compared, INDUCTOR} - {NOTHING, REPLAY}}
+    calls[NOTHING] = bare_frame.bare_frame(function) if row.training else compiled(NOTHING, nothing)
+    times = {variant: Times() for variant in compared}
     with active(INDUCTOR):
         replay, outputs = captured(row, calls[INDUCTOR])
     for number in range(rounds + 1):
@@ -154,14 +164,22 @@ def measure(row: Row, rounds: int) -> dict[str, dict[str, float]]:
             if number:
                 taken.host.append(burst)
                 taken.latency.append(single)
-    found = {variant.name: taken.summary() for variant, taken in times.items()}
-    least = {"host": 0.0, "latency": 0.0}
-    if not row.training:
-        least = dict.fromkeys(least, found[NOTHING.name]["host"] + cost_of(outputs))
-    found["floor"] = {kind: round(time + found[REPLAY.name][kind], 2) for kind, time in least.items()}
+    found: dict[str, Any] = {variant.name: taken.summary() for variant, taken in times.items()}
+    found["floor"] = floor(found[NOTHING.name], found[REPLAY.name], None if row.training else cost_of(outputs))
+    found["training"] = row.training
     with active(OURS):
         found["phases"] = phases(functools.partial(row.drive, calls[OURS]), [row.draw() for _ in range(4)])
     return found
+
+
+def floor(least: dict[str, float], replay: dict[str, float], outputs: float | None) -> dict[str, float]:
+    """What cannot be avoided; `outputs` is what they cost, None for a training step, whose `least` has them."""
+    host = least["host"] + (outputs or 0.0) + replay["host"]
+    if outputs is None:
+        latency = max(host, replay["latency"])
+    else:
+        latency = least["host"] + outputs + replay["latency"]
+    return {"host": round(host, 2), "latency": round(latency, 2)}
 
 
 def settle(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> None:
@@ -215,15 +233,15 @@ def phases(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -
 
 
 def cost_of(outputs: Sequence[torch.Tensor], times: int = 300) -> float:
-    """Microseconds to allocate, wrap and free tensors like these, as generated code does."""
+    """Microseconds to allocate, wrap and free tensors like these, all alive at once, by what generated code calls."""
     layouts = [(tuple(tensor.size()), tensor.stride(), tensor.dtype) for tensor in outputs]
     took = []
-    for _ in range(times):
+    for allocate in [bare_frame.allocator(outputs[0].device.type)] * times if outputs else []:
         start = time.perf_counter()
-        for layout in layouts:
-            empty_strided_cuda(*layout)
+        made = list(itertools.starmap(allocate, layouts))
+        del made
         took.append(time.perf_counter() - start)
-    return statistics.median(took) * 1e6
+    return statistics.median(took) * 1e6 if took else 0.0
 
 
 def _one_round(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> tuple[float, float]:
@@ -263,6 +281,13 @@ _ABOUT_FLOOR = (
     "; `replay` is the plain call captured whole and replayed raw;"
     " the floor is nothing, the outputs and the raw replay."
 )
+_ABOUT_TRAINING = (
+    " Of training steps, `nothing` is the iteration without the generated code of forward and backward: dropping"
+    " gradients, autocast, Dynamo's guards on the same modules, AOTAutograd's wrappers with as many saved tensors,"
+    " autograd's engine, and a new gradient for every parameter; activations are the same tensors in every call. Their"
+    " floor on the host is this and the raw replay, that of the latency the larger of this and the raw replay's"
+    " latency. How far we are above it is a ratio, of the host's time and in brackets of the latency."
+)
 
 
 def page(result: dict[str, Any]) -> str:
@@ -282,7 +307,8 @@ def page(result: dict[str, Any]) -> str:
         f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"
         f" {result['calls_per_burst']} calls with new input tensors; in brackets the latency of one call. `nothing` is"
         " a compiled function of the same signature that launches nothing; `inductor` is without graphs"
-        + (_ABOUT_FLOOR if over else "."),
+        + (_ABOUT_FLOOR if over else ".")
+        + (_ABOUT_TRAINING if any(variants.get("training") for variants in rows.values()) else ""),
         "",
         *_table(["", *names, *over], [_cells(name, variants, names, over) for name, variants in rows.items()]),
     ]
@@ -314,8 +340,18 @@ def _cells(name: str, variants: dict[str, Any], names: Sequence[str], over: Sequ
     cells = [name]
     cells += [f"{variants[v]['host']:.0f} ({variants[v]['latency']:.0f})" if v in variants else "-" for v in names]
     if over:
-        cells.append(f"{variants[OURS.name]['host'] - variants['floor']['host']:+.0f}" if "floor" in variants else "-")
+        cells.append(_distance(variants))
     return cells
+
+
+def _distance(variants: dict[str, Any]) -> str:
+    """From the floor to ours: microseconds, of a training step the ratio."""
+    if "floor" not in variants:
+        return "-"
+    ours, least = variants[OURS.name], variants["floor"]
+    if variants.get("training"):
+        return f"{ours['host'] / least['host']:.2f}x ({ours['latency'] / least['latency']:.2f}x)"
+    return f"{ours['host'] - least['host']:+.0f}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -27,6 +27,27 @@ def test_floor_and_the_distance_to_it_are_shown_where_they_were_measured() -> No
     assert "| replay | floor | ours over the floor |" in page and "| 20 (25) | 20 (25) | +10 |" in page
 
 
+def test_floor_of_a_call_has_its_outputs_and_that_of_a_training_step_no_less_than_its_kernels() -> None:
+    least, replay = {"host": 30.0, "latency": 50.0}, {"host": 3.0, "latency": 40.0}
+    assert host_cost.floor(least, replay, 5.0) == {"host": 38.0, "latency": 75.0}
+    assert host_cost.floor(least, replay, 0.0) == {"host": 33.0, "latency": 70.0}
+    assert host_cost.floor(least, replay, None) == {"host": 33.0, "latency": 40.0}
+    assert host_cost.floor(least, {"host": 3.0, "latency": 20.0}, None) == {"host": 33.0, "latency": 33.0}
+
+
+def test_how_far_a_training_step_is_from_its_floor_is_a_ratio() -> None:
+    data = json.loads((FOLDER / "host_cost.json").read_text())
+    steps = {"host": 3000.0, "latency": 3900.0}
+    variants = {"nothing": steps, "stock": steps, "ours": {"host": 3300.0, "latency": 4095.0}, "replay": steps}
+    data["rows"]["a step"] = {**variants, "floor": steps, "training": True}
+    page = host_cost.page(data)
+    assert (
+        "| a step | 3000 (3900) | - | - | 3000 (3900) | 3300 (4095) | 3000 (3900) | 3000 (3900) | 1.10x (1.05x) |"
+        in page
+    )
+    assert "a new gradient for every parameter" in page
+
+
 def test_phases_and_the_rest_add_up_to_our_time() -> None:
     data = json.loads((FOLDER / "host_cost.json").read_text())
     name, variants = next(iter(data["rows"].items()))

@@ -1,0 +1,129 @@
+"""The frame without generated code: the same guards, saved tensors and gradients, nothing computed, no graph break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from scripts.bench import bare_frame, host_cost
+from scripts.bench.variants import INDUCTOR, compiled
+
+
+class Model(torch.nn.Module):
+    """Layers whose saved activations are views, inputs and buffers; and a buffer that a step writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(10, 8)
+        self.convolution = torch.nn.Conv1d(4, 6, 3)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.drop = torch.nn.Dropout(0.2)
+        self.out = torch.nn.Linear(6, 5, bias=False)
+        self.idle = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.norm(self.convolution(self.words(tokens))))
+        return self.out(x.transpose(1, 2)).square().mean()
+
+
+def step(call: Any, model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = call(tokens)
+    loss.backward()
+    return loss
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """What the place of the generated code returned, call by call."""
+    seen: list[list[Any]] = []
+    original = bare_frame._Maker.__call__
+
+    def watched(self: Any, inputs: list[Any]) -> list[Any]:
+        results = original(self, inputs)
+        assert not inputs
+        seen.append([value.data_ptr() if isinstance(value, torch.Tensor) else value for value in results])
+        return results
+
+    monkeypatch.setattr(bare_frame._Maker, "__call__", watched)
+    return seen
+
+
+def test_the_same_parameters_get_gradients_like_the_real_ones(calls: list[list[Any]]) -> None:
+    model, tokens = Model(), torch.randint(10, (3, 4))
+    bare, real = bare_frame.bare_frame(model), compiled(INDUCTOR, model)
+    step(real, model, tokens)
+    assert not calls
+    want = [parameter.grad for parameter in model.parameters()]
+    loss = step(bare, model, tokens)
+    got = [parameter.grad for parameter in model.parameters()]
+    assert loss.shape == () and loss.grad_fn is not None and len(calls) == 2, "real code did not come from a cache"
+    assert [one is None for one in got] == [one is None for one in want] and model.idle.grad is None
+    for one, other in zip(got, want, strict=True):
+        if one is not None and other is not None:
+            assert (one.size(), one.stride(), one.dtype) == (other.size(), other.stride(), other.dtype)
+            assert one.data_ptr() in calls[1], "autograd took it"
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] == 2
+
+
+def test_gradients_are_new_in_every_step_and_activations_are_not(calls: list[list[Any]]) -> None:
+    model, tokens = Model(), torch.randint(10, (3, 4))
+    bare = bare_frame.bare_frame(model)
+    running = model.norm.running_mean.clone()
+    held = []
+    for _ in range(3):
+        held.append((step(bare, model, tokens), [parameter.grad for parameter in model.parameters()]))
+    first, second, third = calls[0::2]
+    assert first[1:] == second[1:] == third[1:] and len({one[0] for one in (first, second, third)}) == 3
+    gradients = [one for backward in calls[1::2] for one in backward if one is not None]
+    assert len(set(gradients)) == len(gradients) and len(calls) == 6
+    assert torch.equal(model.norm.running_mean, running), "nothing runs"
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["recompiles"]
+
+
+def test_it_saves_as_many_tensors_as_the_real_function() -> None:
+    model, tokens = Model(), torch.randint(10, (3, 4))
+    saved = []
+    for call in (compiled(INDUCTOR, model), bare_frame.bare_frame(model)):
+        step(call, model, tokens)
+        loss = call(tokens)
+        node = loss.grad_fn
+        saved.append(len(node.saved_tensors) + len(getattr(node, "_tensors_no_vc_check", ())))
+    assert saved[0] == saved[1] > 3
+
+
+def test_a_change_that_guards_see_is_seen() -> None:
+    model, tokens = Model(), torch.randint(10, (3, 4))
+    bare = bare_frame.bare_frame(model)
+    step(bare, model, tokens)
+    model.drop.p = 0.5
+    step(bare, model, tokens)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_outputs_are_paid_for_while_all_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[int] = []
+    allocate = bare_frame.allocator("cpu")
+
+    def watched(*layout: Any) -> torch.Tensor:
+        made = allocate(*layout)
+        alive.append(made.data_ptr())
+        return made
+
+    monkeypatch.setattr(bare_frame, "allocator", lambda device: watched)
+    assert host_cost.cost_of([torch.empty(4, 4) for _ in range(8)], times=1) > 0
+    assert len(set(alive)) == len(alive) == 8
+    assert host_cost.cost_of([], times=3) < 1000

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 
 import pytest
 import torch
+from fresh_interpreter import succeeds
 from seams_running import running
 
 import pygraph_inductor
@@ -30,6 +32,8 @@ def stock_functions() -> list[object]:
 
 
 def test_installed_torch_matches_every_row():
+    for row in table.ROWS:
+        importlib.import_module(row.module)
     assert table.minor_of(torch.__version__) in table.MINORS
     pygraph_inductor.disable()
     try:
@@ -43,6 +47,20 @@ def test_installed_seams_still_show_the_stock_signatures():
 
     assert install.is_applied()
     assert list(table.differences(torch.__version__)) == []
+
+
+def test_stock_trees_are_not_imported_to_be_looked_at():
+    program = """
+import sys
+import torch
+import pygraph_inductor
+compiled = torch.compile(lambda x: x.sin().cos(), mode="reduce-overhead")
+for _ in range(4):
+    compiled(torch.randn(8, requires_grad=True)).sum().backward()
+assert len(pygraph_inductor.report().functions) == 2 and "torch._inductor.cudagraph_trees" not in sys.modules
+assert not torch._C._is_key_in_tls("tree_manager_containers")
+"""
+    succeeds("-c", program, PYGRAPH_SIMULATE="1")
 
 
 @pytest.mark.parametrize("row", table.ROWS, ids=lambda row: row.full_name)

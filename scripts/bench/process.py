@@ -64,6 +64,7 @@ class Process:
         self.answer.unlink(missing_ok=True)
         self.killed: str | None = None
         self.tail = ""
+        self.interrupted = False
         self._ready = False
         self._stopped_at: float | None = None
         chosen = context(method)
@@ -77,7 +78,7 @@ class Process:
     def ready(self) -> bool:
         """Whether it waits to be let go."""
         if not self._ready and self._gate.poll():
-            with contextlib.suppress(EOFError):
+            with contextlib.suppress(EOFError, OSError):
                 self._ready = self._gate.recv() == "ready"
         return self._ready
 
@@ -97,7 +98,7 @@ class Process:
 
     def go(self, limit: float) -> None:
         """Open the gate and wait for the end."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._gate.send("go")
         self._process.join(limit)
         if self._process.is_alive():
@@ -107,6 +108,7 @@ class Process:
     def standing_still(self) -> Iterator[None]:
         """The process and what it started do nothing meanwhile, and the time does not count."""
         self._signal(signal.SIGSTOP)
+        self.interrupted = True
         self._stopped_at = time.monotonic()
         try:
             yield
@@ -123,9 +125,11 @@ class Process:
         self._process.join()
 
     def _signal(self, number: int) -> None:
-        # Until the child has made a group of its own, there is none of that name.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                os.kill(self._process.pid, number)  # it has only begun, and not yet made a group of its own
 
     def found(self) -> tuple[dict[str, Any], str | None]:
         """The answer, and why there is none."""
@@ -136,7 +140,10 @@ class Process:
             last = next((line for line in reversed(lines) if line.strip()), "no output")
             self.tail = "\n".join(lines[-TAIL:])
             return {}, f"exit status {self._process.exitcode}: {last.strip()[:300]}"
-        answer: dict[str, Any] = json.loads(self.answer.read_text())
+        try:
+            answer: dict[str, Any] = json.loads(self.answer.read_text())
+        except ValueError as error:
+            return {}, f"an answer that cannot be read: {error}"
         return answer, None
 
 

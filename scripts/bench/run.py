@@ -73,12 +73,19 @@ class Item:
     started: float = field(default_factory=time.monotonic)
     floor: str | None = None
     probing_s: float = 0.0
+    probes: int = 0
     timer: Process | None = None
+
+    def probe_s(self) -> float:
+        """What another probe may take."""
+        return self.probing_s / max(self.probes, 1)
 
     def bytes_wanted(self) -> int:
         """What a process with all variants will take of the GPU's memory, as far as probes have told."""
-        memories = [variant.memory for variant in self.result.variants.values()]
-        return sum(memory.peak_reserved_with_startup for memory in memories if memory)
+        memories = [variant.memory for variant in self.result.variants.values() if variant.memory]
+        # One variant is prepared at a time, beside what those before it keep.
+        kept = sum(memory.steady_reserved for memory in memories)
+        return kept + max((one.peak_reserved_with_startup - one.steady_reserved for one in memories), default=0)
 
 
 class Run:
@@ -195,8 +202,13 @@ class Run:
         if failure is not None:
             kind = "timeout" if failure.startswith("timeout") else "failed"
             item.result.status, item.result.reason = kind, failure
-        for name, data in answer.get("variants", {}).items():
-            new, known = decode(VariantResult, data), item.result.variant(name)
+        try:
+            found = {name: decode(VariantResult, data) for name, data in answer.get("variants", {}).items()}
+        except (ValueError, TypeError, AttributeError) as error:  # one odd number must not end everybody's run
+            item.result.status, item.result.reason = "failed", f"an answer that cannot be read: {error}"
+            return
+        for name, new in found.items():
+            known = item.result.variant(name)
             if new.status != "ok" or new.reason:
                 known.status, known.reason = new.status, new.reason
             for part in ("timing", "startup", "memory", "profile", "accuracy", "graphs"):
@@ -224,8 +236,9 @@ class Run:
             for entry in [entry for entry in probing if not entry[2].running()]:
                 probing.remove(entry)
                 self.probed(*entry)
-            if self.left() <= self.reserve([*waiting, *timers]):
-                queue.clear()  # what is known of memory and start-up has to do: the rest of the time is for timing
+            spare = self.left() - self.reserve([*waiting, *timers])
+            # What does not fit is left out: what is known of its memory and start-up has to do.
+            queue = [entry for entry in queue if entry[0].probe_s() < spare]
             self.start_probes(queue, probing, len(timers))
             if not queue:
                 busy = {item.workload.name for item, _, _ in probing}
@@ -236,28 +249,40 @@ class Run:
                 for _, _, process in probing:
                     process.kill(NOT_REACHED)
                 ended, waiting = [*timers, *waiting], []
-            elif probing:
-                ended = []  # a probe times how long compiling takes: it must not stand still
+            elif not self.pressing(waiting, timers, ended, [process for _, _, process in probing]):
+                ended = []
             for item in ended:
                 if item in timers:
                     timers.remove(item)
-                results += self.timed(item, [one.timer for one in timers if one.timer])
+                others = [process for _, _, process in probing]
+                results += self.timed(item, [*others, *(one.timer for one in timers if one.timer)])
             if not ended:
                 time.sleep(POLL)
         return results
 
+    def pressing(self, waiting: list[Item], timers: list[Item], ended: list[Item], probes: Sequence[Process]) -> bool:
+        """Whether to time although probes run, which time how long compiling takes: they had better not stand still."""
+        if all(process.interrupted for process in probes):
+            return True
+        full = len(probes) + len(timers) >= self.options.jobs and len(ended) == len(timers) and bool(waiting)
+        return full or self.left() <= self.reserve([*waiting, *timers])
+
     def reserve(self, items: Sequence[Item]) -> float:
         """Seconds that timing takes, and preparing it, which takes about half as long as the probes did."""
-        preparing = sum(item.probing_s for item in items) / 2 / self.options.jobs
+        unready = [item for item in items if item.timer is None or not item.timer.ready]
+        preparing = sum(item.probing_s for item in unready) / 2 / self.options.jobs
         return preparing + len(items) * (self.options.seconds + TURN)
 
     def start_probes(
         self, queue: list[tuple[Item, str]], probing: list[tuple[Item, str, Process]], others: int
     ) -> None:
-        """As many as there is room for; what took long before begins first."""
+        """As many as there is room for."""
         while queue and len(probing) + others < self.options.jobs and self.left() > MARGIN:
-            of = queue[0][1]
-            entry = max((one for one in queue if one[1] == of), key=lambda one: one[0].probing_s)
+            plain = [one for one in queue if one[1] == INDUCTOR.name]
+            if plain:
+                entry = max(plain, key=lambda one: one[0].probe_s())
+            else:  # stock graphs and ours of one workload after each other, of as many workloads as there is time for
+                entry = min(queue, key=lambda one: (not one[0].probes, one[0].probe_s()))
             queue.remove(entry)
             probing.append((*entry, self.start_probe(*entry)))
 
@@ -316,10 +341,14 @@ class Run:
     def probed(self, item: Item, name: str, process: Process) -> None:
         answer, failure = process.found()
         item.probing_s += process.seconds
+        item.probes += 1
         if failure is not None:
             variant = item.result.variant(name)
             variant.status, variant.reason = "failed", f"alone: {failure}"
         else:
+            if process.interrupted:  # the clock went on while it stood still
+                for variant in answer.get("variants", {}).values():
+                    variant["startup"] = None
             self.merge(item, answer, None)
         if name == INDUCTOR.name:
             item.floor = failure or answer.get("floor")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -112,6 +114,16 @@ def ticks(arguments, gate) -> int:
     return 0
 
 
+def probes_forever(arguments, gate) -> int:
+    """One workload's second probe does not end; everything else is done at once."""
+    if arguments[:2] == ["probe", "TKE"] and "ours" in arguments:
+        time.sleep(60)
+    if arguments[0] == "time":
+        gate.wait()
+    Path(arguments[arguments.index("--out") + 1]).write_text("{}")
+    return 0
+
+
 def says_what_it_has(arguments, gate) -> int:
     modules = ["torch._inductor.compile_fx", "scripts.bench.workloads.pyhpc"]
     Path(arguments[-1]).write_text(json.dumps({"has": [name in sys.modules for name in modules]}))
@@ -158,6 +170,69 @@ def test_while_one_is_timed_the_others_stand_still(options, monkeypatch):
     seen = [float(line) for line in (logs / "TKE.time.answer.ticks").read_text().split()]
     assert seen[0] < begun and ended < seen[-1]
     assert not [one for one in seen if begun < one < ended]
+
+
+def test_a_probe_that_does_not_end_costs_only_its_own_workload(options, monkeypatch):
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    monkeypatch.setattr(run, "MARGIN", 0.0)
+    monkeypatch.setattr(run, "TURN", 1.0)
+    quick = replace(options, work=here(probes_forever), jobs=2, batch=2, budget=12.0)
+    told = []
+    found = Run(quick, lambda w, state, _: told.append((w.name, state))).all(
+        [all_workloads()["TKE"], all_workloads()["WIDE"]]
+    )
+    assert [(one.workload, one.status) for one in found] == [("WIDE", "ok")]
+    assert told[-1] == ("TKE", "not reached within the time budget")
+
+
+def test_a_process_that_has_only_begun_stands_still_too():
+    """It belongs to its parent's group until it makes one of its own."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = Process.__new__(Process)
+        process._process, process.started = child, time.monotonic()
+        try:
+            with process.standing_still():
+                _, status = os.waitpid(child.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status)
+            assert process.interrupted
+        finally:
+            child.kill()
+
+
+def test_the_start_up_of_a_probe_that_stood_still_is_not_kept(options):
+    work = Run(options, silent)
+    data = results.encode(VariantResult(startup=results.Startup(1.0, 2.0, "shared"), memory=Memory(1, 2, 3, 4, 5)))
+    for interrupted in (True, False):
+        item = work.begin(all_workloads()["WIDE"])
+        process = mock.Mock(seconds=1.0, interrupted=interrupted)
+        process.found.return_value = ({"variants": {"ours": dict(data)}}, None)
+        work.probed(item, "ours", process)
+        assert (item.result.variants["ours"].startup is None) == interrupted
+        assert item.result.variants["ours"].memory == Memory(1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("odd", [{"skips": 3}, {"status": 1}, {"memory": {"steady_reserved": 1.5}}])
+def test_an_answer_that_cannot_be_read_is_its_own_workloads_failure(options, odd):
+    work = Run(options, silent)
+    item = work.begin(all_workloads()["WIDE"])
+    work.merge(item, {"variants": {"ours": results.encode(VariantResult()) | odd}}, None)
+    assert item.result.status == "failed"
+    assert "cannot be read" in item.result.reason
+
+
+def test_probes_of_one_workload_come_together_and_short_ones_first(options, monkeypatch):
+    work = Run(replace(options, jobs=3), silent)
+    items = [work.begin(all_workloads()[name]) for name in ("TKE", "WIDE", "EOS")]
+    for item, seconds in zip(items, (9.0, 4.0, 6.0), strict=True):
+        item.probing_s, item.probes = seconds, 1
+    monkeypatch.setattr(Run, "start_probe", lambda self, item, name: mock.Mock())
+    queue, probing = [(item, name) for name in ("stock", "ours") for item in items], []
+    work.start_probes(queue, probing, others=0)
+    assert [(item.workload.name, name) for item, name, _ in probing] == [
+        ("WIDE", "stock"),
+        ("WIDE", "ours"),
+        ("EOS", "stock"),
+    ]
 
 
 def test_processes_have_imported_what_they_need_before_they_begin(tmp_path):

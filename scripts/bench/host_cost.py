@@ -5,16 +5,15 @@
 With `--read FILE` nothing is measured, and the page is made from that file.
 
 The variants of a row live in one process and are timed in turns. Host time is taken over bursts short enough that the
-GPU keeps up; latency is one call and a wait for the device. "nothing" is a compiled function of the same signature that
-launches nothing: what Dynamo and AOTAutograd cost before anybody's graphs. "replay" is the plain call captured whole
-and replayed raw. The floor is what cannot be avoided: nothing, the outputs (allocated natively, wrapped and freed), and
-the raw replay.
+GPU keeps up; latency is one call and a wait for the device. "nothing" is the iteration with the generated code left out
+(`bare_frame.py`): Dynamo's guards on the same inputs and modules, AOTAutograd's wrappers, and the outputs, allocated as
+generated code does, wrapped, and freed by the caller. "replay" is the plain call captured whole and replayed raw. The
+floor is what cannot be avoided: both together.
 
-Of training steps, which `--training` adds, "nothing" is the whole iteration with the generated code left out of both
-functions (`bare_frame.py`): gradients dropped, autocast entered, Dynamo's guards on the same modules, AOTAutograd's
-wrappers with as many saved tensors, autograd's engine, and a new gradient for every parameter; the outputs are in it.
-Their floor on the host is this and the raw replay; no step ends before its kernels do, so the floor of the latency is
-the larger of that and the raw replay's. Eager and plain Inductor are left out: they take long, and no target is about
+Of training steps, which `--training` adds, "nothing" also has what the iteration does around the functions: gradients
+dropped, autocast entered, as many saved tensors, autograd's engine, and a new gradient for every parameter. No step
+ends before its kernels do, and these may overlap with the host: so the floor of the latency is the larger of the floor
+on the host and the raw replay's latency. Eager and plain Inductor are left out: they take long, and no target is about
 them.
 
 A second table says how much of our time is the launcher's, and in which of its phases. Needs a CUDA device.
@@ -25,7 +24,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import itertools
 import json
 import statistics
 import time
@@ -95,10 +93,6 @@ def each(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [double(tensor) for tensor in tensors]
 
 
-def nothing(*tensors: torch.Tensor) -> torch.Tensor:
-    return tensors[0].view(-1)
-
-
 def into_cache(cache: torch.Tensor, new: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """What a decode step does to its cache: one position written in place, and read."""
     cache.index_copy_(1, place, new)
@@ -125,8 +119,8 @@ ROWS = (
 
 
 TRAINING = (
-    functools.partial(training_row, "BERT-MLM", "BERT-base training step, 4 x 128, bf16"),
-    functools.partial(training_row, "RN50-T", "ResNet-50 training step, batch 8, bf16"),
+    (functools.partial(training_row, "BERT-MLM"), "BERT-base training step, 4 x 128, bf16"),
+    (functools.partial(training_row, "RN50-T"), "ResNet-50 training step, batch 8, bf16"),
 )
 
 
@@ -148,10 +142,10 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     function = row.make()
     compared = COMPARED_IN_TRAINING if row.training else COMPARED
     calls = {v: compiled(v, function) for v in {*compared, INDUCTOR} - {NOTHING, REPLAY}}
-    calls[NOTHING] = bare_frame.bare_frame(function) if row.training else compiled(NOTHING, nothing)
+    calls[NOTHING] = bare_frame.bare_frame(function)
     times = {variant: Times() for variant in compared}
     with active(INDUCTOR):
-        replay, outputs = captured(row, calls[INDUCTOR])
+        replay = captured(row, calls[INDUCTOR])
     for number in range(rounds + 1):
         for variant, taken in times.items():
             sets = [row.draw() for _ in range(2 if variant is REPLAY else 4)]
@@ -165,20 +159,17 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                 taken.host.append(burst)
                 taken.latency.append(single)
     found: dict[str, Any] = {variant.name: taken.summary() for variant, taken in times.items()}
-    found["floor"] = floor(found[NOTHING.name], found[REPLAY.name], None if row.training else cost_of(outputs))
+    found["floor"] = floor(found[NOTHING.name], found[REPLAY.name], row.training)
     found["training"] = row.training
     with active(OURS):
         found["phases"] = phases(functools.partial(row.drive, calls[OURS]), [row.draw() for _ in range(4)])
     return found
 
 
-def floor(least: dict[str, float], replay: dict[str, float], outputs: float | None) -> dict[str, float]:
-    """What cannot be avoided; `outputs` is what they cost, None for a training step, whose `least` has them."""
-    host = least["host"] + (outputs or 0.0) + replay["host"]
-    if outputs is None:
-        latency = max(host, replay["latency"])
-    else:
-        latency = least["host"] + outputs + replay["latency"]
+def floor(least: dict[str, float], replay: dict[str, float], training: bool) -> dict[str, float]:
+    """What cannot be avoided: everything but the kernels, and their replay."""
+    host = least["host"] + replay["host"]
+    latency = max(host, replay["latency"]) if training else least["host"] + replay["latency"]
     return {"host": round(host, 2), "latency": round(latency, 2)}
 
 
@@ -189,17 +180,15 @@ def settle(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -
         torch.cuda.synchronize()
 
 
-def captured(row: Row, call: Function) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """The plain call as one graph that ignores its arguments, and the outputs of a plain call."""
+def captured(row: Row, call: Function) -> Callable[[], Any]:
+    """The plain call as one graph that ignores its arguments."""
     inputs = row.draw()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
-            outputs = row.drive(call, inputs)
+            row.drive(call, inputs)  # a loss that is kept would keep the gradients' nodes, and with them the stream
     torch.cuda.current_stream().wait_stream(side)
-    made = [] if row.training else list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-    del outputs  # a loss keeps the gradients' nodes, and with them the stream
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         row.drive(call, inputs)
@@ -208,7 +197,7 @@ def captured(row: Row, call: Function) -> tuple[Callable[[], Any], list[torch.Te
         graph.replay()
         return inputs  # the graph reads them
 
-    return replay, made
+    return replay
 
 
 def phases(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> dict[str, float]:
@@ -232,18 +221,6 @@ def phases(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -
     return {phase: round(spent, 2) for phase, spent in total.items()}
 
 
-def cost_of(outputs: Sequence[torch.Tensor], times: int = 300) -> float:
-    """Microseconds to allocate, wrap and free tensors like these, all alive at once, by what generated code calls."""
-    layouts = [(tuple(tensor.size()), tensor.stride(), tensor.dtype) for tensor in outputs]
-    took = []
-    for allocate in [bare_frame.allocator(outputs[0].device.type)] * times if outputs else []:
-        start = time.perf_counter()
-        made = list(itertools.starmap(allocate, layouts))
-        del made
-        took.append(time.perf_counter() - start)
-    return statistics.median(took) * 1e6 if took else 0.0
-
-
 def _one_round(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> tuple[float, float]:
     for inputs in sets:
         one(inputs)
@@ -259,14 +236,14 @@ def _one_round(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]
     return burst * 1e6, (time.perf_counter() - start) * 1e6
 
 
-def run(rounds: int, commit: str | None, training: bool) -> dict[str, Any]:
-    """Measure every row; training steps with fewer rounds, since they take longer."""
+def run(rounds: int, commit: str | None, training: bool, only: str = "") -> dict[str, Any]:
+    """Measure every row whose name has `only` in it; training steps with fewer rounds, since they take longer."""
     environment = facts.environment("cuda")
     torch._dynamo.config.recompile_limit = 64  # several variants share one function
-    measured = {row.name: measure(row, rounds) for row in ROWS}
-    for build in TRAINING if training else ():
-        row = build()
-        measured[row.name] = measure(row, max(rounds // 6, 4))
+    measured = {row.name: measure(row, rounds) for row in ROWS if only in row.name}
+    for build, title in TRAINING if training else ():
+        if only in title:
+            measured[title] = measure(build(title), max(rounds // 6, 4))
     return {
         "unit": "microseconds",
         "rounds": rounds,
@@ -277,17 +254,16 @@ def run(rounds: int, commit: str | None, training: bool) -> dict[str, Any]:
     }
 
 
-_ABOUT_FLOOR = (
-    "; `replay` is the plain call captured whole and replayed raw;"
-    " the floor is nothing, the outputs and the raw replay."
-)
+_ABOUT_FLOOR = "; `replay` is the plain call captured whole and replayed raw; the floor is nothing and the raw replay."
 _ABOUT_TRAINING = (
-    " Of training steps, `nothing` is the iteration without the generated code of forward and backward: dropping"
-    " gradients, autocast, Dynamo's guards on the same modules, AOTAutograd's wrappers with as many saved tensors,"
-    " autograd's engine, and a new gradient for every parameter; activations are the same tensors in every call. Their"
-    " floor on the host is this and the raw replay, that of the latency the larger of this and the raw replay's"
-    " latency. How far we are above it is a ratio, of the host's time and in brackets of the latency."
+    " Of training steps, `nothing` also has dropping gradients, autocast, as many saved tensors (activations are the"
+    " same ones in every call), autograd's engine, and a new gradient for every parameter. The floor of their latency"
+    " is the larger of the floor on the host and the raw replay's latency. How far we are above it is a ratio, of the"
+    " host's time and in brackets of the latency."
 )
+# What was measured first had a function with one output in place of this.
+_NOTHING_AT_FIRST = "a compiled function of the same signature that launches nothing"
+_NOTHING = "the compiled function without its generated code, which makes new outputs and launches nothing"
 
 
 def page(result: dict[str, Any]) -> str:
@@ -298,6 +274,7 @@ def page(result: dict[str, Any]) -> str:
     columns = [*(variant.name for variant in COMPARED), "floor"]
     names = [name for name in columns if any(name in variants for variants in rows.values())]
     over = ["ours over the floor"] if "floor" in names else []
+    nothing = _NOTHING if any("training" in variants for variants in rows.values()) else _NOTHING_AT_FIRST
     lines = [
         "# What one call costs the host",
         "",
@@ -306,7 +283,7 @@ def page(result: dict[str, Any]) -> str:
         f"{where['gpu']}, {where['cpu']}, torch {where['torch']}, driver {where['driver']}, commit"
         f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"
         f" {result['calls_per_burst']} calls with new input tensors; in brackets the latency of one call. `nothing` is"
-        " a compiled function of the same signature that launches nothing; `inductor` is without graphs"
+        f" {nothing}; `inductor` is without graphs"
         + (_ABOUT_FLOOR if over else ".")
         + (_ABOUT_TRAINING if any(variants.get("training") for variants in rows.values()) else ""),
         "",
@@ -363,13 +340,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--training", action="store_true", help="training steps, too, which take minutes to compile")
+    parser.add_argument("--only", default="", help="only rows with this in their name")
     parser.add_argument("--commit", help="the commit's name, where git cannot tell")
     parser.add_argument("--read", type=Path, help="a JSON file of an earlier run, in place of measuring")
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
     parser.add_argument("--page", type=Path, help="a Markdown file for the table")
     options = parser.parse_args()
     result = (
-        json.loads(options.read.read_text()) if options.read else run(options.rounds, options.commit, options.training)
+        json.loads(options.read.read_text())
+        if options.read
+        else run(options.rounds, options.commit, options.training, options.only)
     )
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=2) + "\n")

@@ -20,6 +20,7 @@ from typing import Any
 PRELOADED = "scripts.bench.preload"
 TAIL = 15  # lines of a dead worker's log that are shown
 SETTLED = 0.3  # seconds after which processes that were stopped have nothing on the device any more
+DYING = 15.0  # seconds that are waited for the end of a process that was killed
 METHODS = ("forkserver", "spawn")
 
 
@@ -89,7 +90,7 @@ class Process:
 
     def running(self) -> bool:
         """Whether it still runs; one past its limit is ended here."""
-        if not self._process.is_alive():
+        if self.killed or not self._process.is_alive():
             return False
         if self.seconds > self.limit and not self.ready:
             self.kill(f"no answer within {self.limit:.0f} s")
@@ -122,7 +123,7 @@ class Process:
         self.killed = self.killed or reason
         self._signal(signal.SIGKILL)
         self._process.kill()
-        self._process.join()
+        self._process.join(DYING)  # one that the driver does not let go may take for ever
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -83,8 +83,11 @@ class Item:
     def bytes_wanted(self) -> int:
         """What a process with all variants will take of the GPU's memory, as far as probes have told."""
         memories = [variant.memory for variant in self.result.variants.values() if variant.memory]
-        # One variant is prepared at a time, beside what those before it keep.
+        # One variant is prepared at a time, beside what those before it keep; the floor keeps what a plain call takes.
         kept = sum(memory.steady_reserved for memory in memories)
+        plain = self.result.variants.get(INDUCTOR.name)
+        if plain is not None and plain.memory is not None:
+            kept += max(plain.memory.peak_reserved - plain.memory.steady_reserved, 0)
         return kept + max((one.peak_reserved_with_startup - one.steady_reserved for one in memories), default=0)
 
 

@@ -20,7 +20,7 @@ import pygraph_inductor
 from pygraph_inductor import config, environment
 from scripts.bench import correct, results, run
 from scripts.bench.measure import Runner, interleave
-from scripts.bench.process import METHODS, Process
+from scripts.bench.process import DYING, METHODS, Process
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
 from scripts.bench.results import Memory, VariantResult, load
 from scripts.bench.run import Options, Run, part
@@ -199,6 +199,16 @@ def test_a_process_that_has_only_begun_stands_still_too():
             child.kill()
 
 
+def test_a_process_that_does_not_even_die_is_given_up():
+    process = Process.__new__(Process)
+    process._process, process.killed = mock.Mock(pid=2**22 + 1), None
+    process._process.is_alive.return_value = True
+    process.kill("too long")
+    process._process.join.assert_called_once_with(DYING)
+    assert not process.running()
+    assert process.found() == ({}, "timeout: too long")
+
+
 def test_the_start_up_of_a_probe_that_stood_still_is_not_kept(options):
     work = Run(options, silent)
     data = results.encode(VariantResult(startup=results.Startup(1.0, 2.0, "shared"), memory=Memory(1, 2, 3, 4, 5)))
@@ -256,6 +266,15 @@ def test_processes_that_take_much_of_the_gpu_are_not_prepared_together(options, 
     timers.clear()
     work.start_timers(waiting, timers, set(), others=7)
     assert [item.workload.name for item in timers] == ["WIDE"]  # one more process may run
+
+
+def test_variants_of_one_process_do_not_peak_together(options):
+    item = Run(options, silent).begin(all_workloads()["WIDE"])
+    assert item.bytes_wanted() == 0
+    item.result.variant("inductor").memory = Memory(0, 10, 0, 25, 30)
+    assert item.bytes_wanted() == 30 + 15  # the floor's
+    item.result.variant("ours").memory = Memory(0, 20, 0, 25, 60)
+    assert item.bytes_wanted() == 10 + 60 + 15
 
 
 def test_what_is_ready_is_timed_though_others_are_not(options, monkeypatch):

@@ -15,6 +15,7 @@ from pygraph_inductor.recording.contents import same_bits
 from pygraph_inductor.replay.views import bytes_of, covers_its_span, overlaps_itself
 
 UNTOUCHED = 0xA5  # every byte of what a verified replay returns, until the replay writes there
+SOILS = (UNTOUCHED, 0x5A)  # what free memory is filled with before plain calls that show what they leave unwritten
 _TOLERANCE = 4  # times the difference between plain calls
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 24  # elements; each takes some 40 bytes while it is compared
@@ -29,31 +30,53 @@ class Difference:
 
 
 class Doubt:
-    """Holds what was expected and where the replay wrote nothing, and the largest differences so far."""
+    """Holds what was expected, which elements nobody writes, and the largest differences so far.
 
-    def __init__(self, expected: torch.Tensor, replayed: torch.Tensor, filled: bool) -> None:
-        """`filled`: every byte was `UNTOUCHED` before the replay."""
+    First come the plain calls in soiled memory (`soiled_call_gave`), then the comparison, then more plain calls.
+    """
+
+    def __init__(self, expected: torch.Tensor, replayed: torch.Tensor) -> None:
         self._expected = expected
-        self._plain = Difference()
-        # Per element, where the replay left any as it was: whether it wrote there; whether something is missing there.
-        self._written: torch.Tensor | None = None
+        self._plain = self._distance = Difference()
+        self._where: torch.Tensor | None = None  # the elements that are compared; None: all
+        # Per element, where there are any: left by soiled plain calls as they were; left by the replay, and missing.
+        self._unwritten: torch.Tensor | None = None
         self._missing: torch.Tensor | None = None
-        if filled and bool((untouched := _untouched(expected, replayed)).any()):
-            self._missing = untouched & _other_bits(expected, replayed)
-            self._written = ~untouched
-        self._distance = difference(expected, replayed, self._written)
+        self._replayed: torch.Tensor | None = replayed
 
-    @property
-    def leaves_elements(self) -> bool:
-        """Whether the replay left elements as they were filled."""
-        return self._missing is not None
+    def look_for_missing(self) -> None:
+        """Where the replay left elements as they were filled: every byte was `UNTOUCHED` before."""
+        assert self._replayed is not None
+        untouched = _left(self._expected, self._replayed, UNTOUCHED)
+        if bool(untouched.any()):
+            self._missing = untouched & _other_bits(self._expected, self._replayed)
+            self._where = ~untouched
+
+    def soiled_call_gave(self, repeated: torch.Tensor, byte: int) -> bool:
+        """Take in a plain call that found every byte of free memory like this; whether it may have left some so."""
+        left = _left(self._expected, repeated, byte)
+        if self._missing is not None and byte == UNTOUCHED:
+            self._missing &= ~left
+        self._unwritten = left if self._unwritten is None else self._unwritten & left
+        return bool(self._unwritten.any())
+
+    def compare(self) -> None:
+        """Measure how far the replay is off, and let go of it."""
+        assert self._replayed is not None
+        if self._unwritten is not None and bool(self._unwritten.any()):
+            written = ~self._unwritten
+            self._where = written if self._where is None else self._where & written
+            if self._missing is not None:
+                self._missing &= written
+        self._distance = difference(self._expected, self._replayed, self._where)
+        self._replayed = self._unwritten = None
 
     def plain_call_gave(self, repeated: torch.Tensor) -> None:
-        """Take in what another plain call gave. Operators of one of them found free memory filled with `UNTOUCHED`."""
-        found = difference(self._expected, repeated, self._written)
+        """Take in what another plain call gave."""
+        found = difference(self._expected, repeated, self._where)
         self._plain = Difference(max(self._plain.gap, found.gap), max(self._plain.count, found.count))
         if self._missing is not None:
-            self._missing &= ~_untouched(self._expected, repeated)
+            self._missing &= ~_left(self._expected, repeated, UNTOUCHED)
 
     @property
     def may_be_chance(self) -> bool:
@@ -67,9 +90,9 @@ class Doubt:
     def complaint(self) -> str | None:
         """What is wrong with the replay, None if nothing is.
 
-        Elements that it never writes are nobody's business where a plain call leaves the memory as it was, too: the
-        random state that attention returns without dropout. That plain calls vary there would not do: so do sums of
-        atomic additions.
+        Elements that a plain call leaves as the memory was are nobody's business: the random state that attention
+        returns without dropout. A replay leaves them, too, or has there what an intermediate left behind. That plain
+        calls vary there would not do: so do sums of atomic additions.
         """
         distance, plain = self._distance, self._plain
         if self._lacks_writes:
@@ -145,11 +168,11 @@ def _other_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.cat([_differs(first, second) for _, first, second in _pieces(a, b)])
 
 
-def _untouched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The elements of `b` that are as they were filled, in the order of `_pieces`."""
+def _left(a: torch.Tensor, b: torch.Tensor, byte: int) -> torch.Tensor:
+    """The elements of `b` all of whose bytes are like this, in the order of `_pieces`."""
     return torch.cat(
         [
-            (second.contiguous().view(torch.uint8) == UNTOUCHED).view(-1, second.itemsize).all(dim=1)
+            (second.contiguous().view(torch.uint8) == byte).view(-1, second.itemsize).all(dim=1)
             for _, _, second in _pieces(a, b)
         ]
     )

@@ -20,6 +20,7 @@ from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
 from pygraph_inductor.recording.capture_pair import captured_twice
 from pygraph_inductor.recording.copying import Inside, can_be_copied
+from pygraph_inductor.recording.doubts import UNTOUCHED
 from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
@@ -29,7 +30,7 @@ from pygraph_inductor.recording.outputs import made_as_returned, returned_values
 from pygraph_inductor.recording.plain import is_misaligned, run_plainly
 from pygraph_inductor.recording.pools import Pool
 from pygraph_inductor.recording.trial import NotSeen, NotTried, Trial, constants_of, run_trial
-from pygraph_inductor.recording.verify import UNTOUCHED, Mismatch, storages_of, verify
+from pygraph_inductor.recording.verify import Mismatch, storages_of, verify
 from pygraph_inductor.replay.plan import Allocation, Engine, FromInput, Layout, Plan, Slot
 from pygraph_inductor.replay.player import Player, ReplayFailed, aligned_buffer, guarded
 from pygraph_inductor.reporting import RecordingFacts

@@ -15,7 +15,7 @@ import torch
 from pygraph_inductor.driver.protocol import Driver, RandomState
 from pygraph_inductor.recording.allocations import storage_key
 from pygraph_inductor.recording.contents import same_bits
-from pygraph_inductor.recording.doubts import UNTOUCHED, Doubt
+from pygraph_inductor.recording.doubts import SOILS, Doubt
 from pygraph_inductor.recording.operators import before_each_operator
 from pygraph_inductor.recording.outputs import tensors_of
 from pygraph_inductor.recording.trial import Trial, listed
@@ -78,14 +78,14 @@ def _replay_and_compare(
             f"{what} of the replay differs, and to see whether plain calls differ alike needs {needed} bytes, "
             f"{room} are allowed"
         )
-    doubts = {
-        f"output {position} of the replay": Doubt(trial.returned[position], replayed[position], filled=True)
-        for position in doubtful
-    }
+    doubts = {position: Doubt(trial.returned[position], replayed[position]) for position in doubtful}
     del replayed
-    pairs = [] if written_alike else trial.after.pairs()
-    written = [Doubt(kept, now, filled=False) for kept, now in pairs]
-    _settle(trial, doubts, doubtful, written, repeat, driver)
+    for doubt in doubts.values():
+        doubt.look_for_missing()
+    written = [Doubt(kept, now) for kept, now in ([] if written_alike else trial.after.pairs())]
+    for doubt in written:
+        doubt.compare()  # what plain calls write into the same memory comes later
+    _settle(trial, doubts, written, repeat, driver)
 
 
 def storages_of(values: Sequence[Any]) -> dict[int, int]:
@@ -114,9 +114,10 @@ def _differing(expected: Sequence[Any], got: Sequence[Any], skip: set[int]) -> l
 
 
 @contextlib.contextmanager
-def _soiling(driver: Driver) -> Iterator[None]:
-    driver.soil_free_memory(UNTOUCHED)  # what generated code allocates comes by no operator
-    with before_each_operator(lambda: driver.soil_free_memory(UNTOUCHED)):
+def _soiling(driver: Driver, byte: int) -> Iterator[None]:
+    driver.soil_free_memory(byte)  # what generated code allocates comes by no operator
+    # Until just before an operator allocates it, an intermediate may have been there, the same one in every call.
+    with before_each_operator(lambda: driver.soil_free_memory(byte)):
         yield
 
 
@@ -127,29 +128,40 @@ def _undecided(doubts: Sequence[Doubt]) -> bool:
 
 
 def _settle(
-    trial: Trial,
-    doubts: dict[str, Doubt],
-    positions: Sequence[int],
-    written: Sequence[Doubt],
-    repeat: Callable[[], Any],
-    driver: Driver,
+    trial: Trial, doubts: dict[int, Doubt], written: Sequence[Doubt], repeat: Callable[[], Any], driver: Driver
 ) -> None:
     """More plain calls, one at a time, until it is known how much they differ. Raises `Mismatch`."""
-    # What no call writes shows if memory is soiled just before an operator allocates it: until then, an intermediate
-    # may have been there, the same one in every call.
-    soiled = any(doubt.leaves_elements for doubt in doubts.values())
+    _find_unwritten(trial, doubts, repeat, driver)
     for number in range(_MOST):
         if number >= _REPEATS and not _undecided([*doubts.values(), *written]):
             break
         _rewind(trial, driver)
-        with _soiling(driver) if soiled and not number else contextlib.nullcontext():
-            repeated = listed(repeat())
-        for doubt, position in zip(doubts.values(), positions, strict=True):
+        repeated = listed(repeat())
+        for position, doubt in doubts.items():
             doubt.plain_call_gave(repeated[position])
         del repeated
         if written:
             for doubt, (_, now) in zip(written, trial.after.pairs(), strict=True):
                 doubt.plain_call_gave(now)
-    for name, doubt in [*doubts.items(), *((f"written input {n} of the replay", d) for n, d in enumerate(written))]:
+    named = [(f"output {position} of the replay", doubt) for position, doubt in doubts.items()]
+    named += [(f"written input {number} of the replay", doubt) for number, doubt in enumerate(written)]
+    for name, doubt in named:
         if complaint := doubt.complaint():
             raise Mismatch(f"{name} {complaint}")
+
+
+def _find_unwritten(trial: Trial, doubts: dict[int, Doubt], repeat: Callable[[], Any], driver: Driver) -> None:
+    """What plain calls leave as the memory was: known before anything is measured, which it would widen.
+
+    Left alike is only what is left so twice, with other bytes: a byte may well be right as it is.
+    """
+    for byte in SOILS if doubts else ():
+        _rewind(trial, driver)
+        with _soiling(driver, byte):
+            repeated = listed(repeat())
+        left = [doubt.soiled_call_gave(repeated[position], byte) for position, doubt in doubts.items()]
+        del repeated
+        if not any(left):
+            break
+    for doubt in doubts.values():
+        doubt.compare()

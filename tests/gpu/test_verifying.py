@@ -79,3 +79,28 @@ def test_attention_returns_memory_that_it_does_not_write(masked: bool) -> None:
         return torch.randn(4, 128, 64, device=DEVICE), mask.expand(4, 1, 128, 128) if masked else None
 
     agree(step, make, replays=2 * (CALLS - 2))
+
+
+def test_random_state_where_an_intermediate_was_is_nobodys() -> None:
+    """The graph allocates it where a scalar of its own was, so that it copies what that one left behind."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 192, device=DEVICE)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):  # each with scalars that are free when the next state is made
+            y = torch.cumsum(x, 1)
+            scale = torch.mm(y[0].t(), y[0]).trace().abs().clamp(min=1.0).rsqrt()
+            q, k, v = linear(x * (1 + scale)).view(4, 128, 3, 4, 16).permute(2, 0, 3, 1, 4)
+            x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 128, 64)
+        return x
+
+    call = compiled(attend)
+
+    def step(x: torch.Tensor) -> list[Any]:
+        linear.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = call(x)
+        out.float().sum().backward()
+        return [out.detach(), linear.weight.grad, linear.bias.grad]
+
+    agree(step, lambda _: (torch.randn(4, 128, 64, device=DEVICE),), replays=2 * (CALLS - 2))

@@ -31,11 +31,13 @@ class WithState:
     """As attention without dropout: a state that the operator allocates and no kernel writes.
 
     `contents` are what a plain call finds there, one byte value a call; None: what free memory was filled with last.
-    `remains`: what an intermediate of the same call filled that memory with.
+    `remains`: what an intermediate of the same call filled that memory with. `copied`: what a graph copies from there.
     """
 
-    def __init__(self, contents: Any, monkeypatch: pytest.MonkeyPatch, remains: int | None = None) -> None:
-        self.remains = remains
+    def __init__(
+        self, contents: Any, monkeypatch: pytest.MonkeyPatch, remains: int | None = None, copied: int | None = None
+    ) -> None:
+        self.remains, self.copied = remains, copied
         self.driver = SimulatedDriver()
         self.contents = iter(contents)
         self.free = 0
@@ -53,6 +55,8 @@ class WithState:
             found = next(self.contents)
             # No launch: a graph knows nothing of it.
             ctypes.memset(state.data_ptr(), self.free if found is None else found, 16)
+        elif self.copied is not None:
+            namespace["cpp_fused_1"](state, self.copied)
         return out, state
 
     def answers_right(self, calls: int) -> None:
@@ -84,6 +88,17 @@ def test_memory_that_an_intermediate_leaves_behind_is_soiled_before_the_operator
     case = WithState(itertools.repeat(None), monkeypatch, remains=7)
     case.answers_right(6)
     assert case.function.log.replays == 4, case.function.log.reasons
+
+
+@pytest.mark.parametrize(("found", "replays"), [([None], 4), ([100], 0), ([100, 101], 0)])
+def test_what_a_graph_has_where_nobody_writes_is_as_good(
+    found: Any, replays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's memory is there, and an earlier kernel of the graph has used it."""
+    case = WithState(itertools.cycle(found), monkeypatch, copied=5)
+    case.function.namespace["cpp_fused_1"] = lambda state, value: state.fill_(value)
+    case.answers_right(6)
+    assert case.function.log.replays == replays, case.function.log.reasons
 
 
 def test_memory_that_generated_code_leaves_unwritten_is_soiled_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from pygraph_inductor.recording import doubts
-from pygraph_inductor.recording.doubts import UNTOUCHED, Difference, Doubt, difference
+from pygraph_inductor.recording.doubts import SOILS, UNTOUCHED, Difference, Doubt, difference
 
 
 @pytest.fixture(autouse=True, params=[3, 1 << 24])
 def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doubts, "_PIECE", request.param)
+
+
+def doubt_of(
+    expected: torch.Tensor,
+    replayed: torch.Tensor,
+    *again: torch.Tensor,
+    filled: bool = True,
+    soiled: Sequence[torch.Tensor] = (),
+) -> Doubt:
+    """After plain calls in soiled memory, and then others. `filled`: so was what the replay wrote to."""
+    doubt = Doubt(expected, replayed)
+    if filled:
+        doubt.look_for_missing()
+    for byte, repeated in zip(SOILS, soiled, strict=False):
+        doubt.soiled_call_gave(repeated, byte)
+    doubt.compare()
+    for repeated in again:
+        doubt.plain_call_gave(repeated)
+    return doubt
 
 
 def filled(size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -60,14 +80,14 @@ def test_only_marked_elements_count() -> None:
 def test_four_times_the_difference_of_plain_calls_is_allowed() -> None:
     expected = torch.arange(8.0)
     for distance, complaint in ((0.5, False), (0.53125, True)):
-        doubt = Doubt(expected, expected + torch.eye(8)[5] * distance, filled=True)
+        doubt = doubt_of(expected, expected + torch.eye(8)[5] * distance)
         doubt.plain_call_gave(expected)
         doubt.plain_call_gave(expected + torch.eye(8)[2] * 0.125)
         assert (doubt.complaint() is not None) is complaint
 
 
 def test_without_noise_nothing_is_allowed() -> None:
-    doubt = Doubt(torch.zeros(4), torch.full((4,), 1e-30), filled=True)
+    doubt = doubt_of(torch.zeros(4), torch.full((4,), 1e-30))
     doubt.plain_call_gave(torch.zeros(4))
     assert "off by 1e-30, plain calls by 0" in str(doubt.complaint())
 
@@ -76,7 +96,7 @@ def test_without_noise_nothing_is_allowed() -> None:
 def test_unwritten_elements_are_excused_where_plain_calls_leave_them_too(dtype: torch.dtype) -> None:
     expected, replayed, again = torch.ones(6).to(dtype), torch.ones(6).to(dtype), torch.ones(6).to(dtype)
     replayed.view(torch.uint8)[2 * dtype.itemsize : 4 * dtype.itemsize] = UNTOUCHED
-    doubt = Doubt(expected, replayed, filled=True)
+    doubt = doubt_of(expected, replayed)
     assert "not written everywhere" in str(doubt.complaint())  # nothing says yet that plain calls do not either
     for byte in (2, 3):  # one call may find other memory than the next
         again.view(torch.uint8)[byte * dtype.itemsize : (byte + 1) * dtype.itemsize] = UNTOUCHED
@@ -88,7 +108,7 @@ def test_unwritten_elements_are_excused_where_plain_calls_leave_them_too(dtype: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
 def test_unwritten_elements_are_not_excused_because_plain_calls_vary(dtype: torch.dtype) -> None:
     """A sum of atomic additions that the replay puts elsewhere."""
-    doubt = Doubt(torch.full((6,), 9).to(dtype), filled(6, dtype), filled=True)
+    doubt = doubt_of(torch.full((6,), 9).to(dtype), filled(6, dtype))
     for other in (8, 10, 8):
         doubt.plain_call_gave(torch.full((6,), other).to(dtype))
     assert "not written everywhere" in str(doubt.complaint())
@@ -99,7 +119,7 @@ def test_one_unwritten_element_that_plain_calls_write_is_too_many() -> None:
     replayed[2:4] = filled(2, torch.float32)
     again[2] = filled(1, torch.float32)[0]
     again[3] = 2
-    doubt = Doubt(expected, replayed, filled=True)
+    doubt = doubt_of(expected, replayed)
     doubt.plain_call_gave(again)
     assert "not written everywhere" in str(doubt.complaint())
 
@@ -110,7 +130,7 @@ def test_what_plain_calls_find_in_the_unwritten_does_not_widen_the_tolerance(fou
     expected, replayed, again = torch.ones(6), torch.ones(6), torch.ones(6)
     expected[0] = found
     replayed[0], replayed[1] = filled(1, torch.float32)[0], 1.001
-    doubt = Doubt(expected, replayed, filled=True)
+    doubt = doubt_of(expected, replayed)
     for value in (1e9, filled(1, torch.float32).item()):
         again[0] = value
         doubt.plain_call_gave(again)
@@ -136,7 +156,7 @@ def test_one_element_that_varies_says_nothing_about_the_others(
 ) -> None:
     for replayed, right in ((wrong, False), (with_one_changed(expected, noise), True)):
         for sides in (False, True):
-            doubt = Doubt(expected, replayed, filled=sides)
+            doubt = doubt_of(expected, replayed, filled=sides)
             doubt.plain_call_gave(with_one_changed(expected, noise))
             assert (doubt.complaint() is None) is right
     assert "differs in" in str(doubt_of(expected, wrong, with_one_changed(expected, noise)).complaint())
@@ -148,12 +168,6 @@ def test_plain_calls_without_bounds_vouch_for_nothing(noise: float) -> None:
     assert "nan or infinite" in str(doubt_of(expected, torch.zeros(8), with_one_changed(expected, noise)).complaint())
     # Both agree in all but what is nobody's: nothing is wrong.
     assert doubt_of(expected, expected, with_one_changed(expected, noise)).complaint() is None
-
-
-def doubt_of(expected: torch.Tensor, replayed: torch.Tensor, again: torch.Tensor) -> Doubt:
-    doubt = Doubt(expected, replayed, filled=True)
-    doubt.plain_call_gave(again)
-    return doubt
 
 
 def test_elements_are_taken_in_one_order_whatever_the_strides() -> None:
@@ -173,7 +187,7 @@ def test_elements_are_taken_in_one_order_whatever_the_strides() -> None:
 def test_right_values_that_look_unwritten_are_right() -> None:
     expected = torch.tensor([UNTOUCHED, 1, UNTOUCHED, 3], dtype=torch.uint8)
     replayed = torch.tensor([UNTOUCHED, 2, UNTOUCHED, 3], dtype=torch.uint8)
-    doubt = Doubt(expected, replayed, filled=True)
+    doubt = doubt_of(expected, replayed)
     doubt.plain_call_gave(torch.tensor([UNTOUCHED, 0, UNTOUCHED, 3], dtype=torch.uint8))
     assert doubt.complaint() is None
 
@@ -181,6 +195,39 @@ def test_right_values_that_look_unwritten_are_right() -> None:
 def test_what_was_not_filled_is_never_taken_for_unwritten() -> None:
     replayed = torch.ones(3)
     replayed[1] = filled(1, torch.float32)[0]
-    doubt = Doubt(torch.ones(3), replayed, filled=False)
+    doubt = doubt_of(torch.ones(3), replayed, filled=False)
     doubt.plain_call_gave(torch.tensor([1.0, 1.0, 1.5]))
     assert doubt.complaint() is None  # 1.0 against -2.9e-16: within four times 0.5
+
+
+def soiled_with(value: torch.Tensor, *where: int) -> list[torch.Tensor]:
+    """What plain calls give that leave some elements as free memory was, each time with another byte."""
+    found = []
+    for byte in SOILS:
+        one = value.clone()
+        for element in where:
+            one.view(torch.uint8)[element * value.itemsize : (element + 1) * value.itemsize] = byte
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_what_plain_calls_leave_as_it_was_is_nobodys_whatever_the_replay_has_there(dtype: torch.dtype) -> None:
+    """The replay copies what an intermediate left behind."""
+    expected = torch.arange(6).to(dtype)
+    replayed, varied = expected.clone(), expected.clone()
+    replayed[2:4], varied[2:4] = 77, 99
+    assert doubt_of(expected, replayed, varied, soiled=soiled_with(expected, 2, 3)).complaint() is None
+    assert doubt_of(expected, replayed, expected, soiled=soiled_with(expected, 2)).complaint() is not None
+    assert doubt_of(expected, replayed, expected, soiled=soiled_with(expected)).complaint() is not None
+    # Nor does it widen the tolerance for the others.
+    replayed[0] = 5
+    wrong = doubt_of(expected, replayed, varied, soiled=soiled_with(expected, 2, 3))
+    assert "off by 5, plain calls by 0" in str(wrong.complaint())
+
+
+def test_a_value_that_looks_left_once_is_a_value() -> None:
+    """A byte may be right as it is; no byte is right as two others."""
+    expected = torch.tensor([UNTOUCHED, 1, 2], dtype=torch.uint8)
+    replayed = torch.tensor([3, 1, 2], dtype=torch.uint8)
+    assert "off by" in str(doubt_of(expected, replayed, expected, soiled=[expected, expected]).complaint())

@@ -32,7 +32,7 @@ class Outcome:
 def outcome(runner: Runner, setting: Setting) -> Outcome:
     """Run from the same state, inputs and random seed as every other variant; the state is put back afterwards."""
     program = runner.program
-    in_place = {tensor.data_ptr() for tensor in program.state}
+    in_place = {tensor.data_ptr() for tensor in program.state()}
     torch.manual_seed(SEED)
     seen: list[list[Tensor]] = []
     first: list[Tensor] = []

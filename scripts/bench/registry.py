@@ -84,26 +84,27 @@ class Program:
     """A built workload.
 
     `function` is what gets compiled. `fresh` makes new inputs for one iteration. `drive` is the iteration as the user
-    writes it around the (compiled) function. `observe` picks what is compared with eager from its result; `state` is
-    memory that an iteration changes and that a comparison therefore saves and restores.
+    writes it around the (compiled) function. `observe` picks what is compared with eager from its result; `state` gives
+    the memory that an iteration changes and that a comparison therefore saves and restores. It is asked each time, in
+    one order: the tensors may be others by then (Dynamo moves an optimizer's step counts to the device, in new ones).
     """
 
     function: Callable[..., Any]
     fresh: Callable[[Draw], tuple[Any, ...]]
     drive: Callable[[Callable[..., Any], Sequence[Any]], Any] = call_once
     observe: Callable[[Any], list[Tensor]] = tensors_of
-    state: tuple[Tensor, ...] = ()
+    state: Callable[[], Sequence[Tensor]] = tuple
 
 
 @contextmanager
 def preserved(program: Program) -> Iterator[None]:
     """Put the program's state back afterwards, so that every variant starts from the same one."""
-    saved = [tensor.clone() for tensor in program.state]
+    saved = [tensor.clone() for tensor in program.state()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for tensor, value in zip(program.state, saved, strict=True):
+            for tensor, value in zip(program.state(), saved, strict=True):
                 tensor.copy_(value)
 
 
@@ -127,7 +128,7 @@ def training(
     def observe(loss: Any) -> list[Tensor]:
         return [loss.detach(), *(p.grad for p in parameters if p.grad is not None)]
 
-    return Program(function or module, fresh, drive, observe, tuple(module.buffers()))
+    return Program(function or module, fresh, drive, observe, lambda: tuple(module.buffers()))
 
 
 def amp(setting: Setting) -> Any:

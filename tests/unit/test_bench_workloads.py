@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scripts.bench import registry
+from scripts.bench import correct, registry
+from scripts.bench.measure import Runner
 from scripts.bench.registry import Draw, all_workloads, choose
+from scripts.bench.variants import EAGER
 
 CPU = torch.device("cpu")
 WORKLOADS = all_workloads()
@@ -39,15 +42,44 @@ def test_one_iteration_runs(name):
     workload = needed(name)
     program, setting = workload.program(CPU, tiny=True)
     draw = Draw(setting)
-    before = [tensor.clone() for tensor in program.state]
+    before = [tensor.clone() for tensor in program.state()]
     with registry.preserved(program):
         seen = program.observe(program.drive(program.function, program.fresh(draw)))
         assert seen
         assert all(torch.isfinite(tensor).all() for tensor in seen if tensor.is_floating_point())
-        changed = any(not torch.equal(a, b) for a, b in zip(before, program.state, strict=True))
+        changed = any(not torch.equal(a, b) for a, b in zip(before, program.state(), strict=True))
     if workload.mode == "update" or name == "DECODE-S":
         assert changed, "it is about state changed in place"
-    assert all(torch.equal(a, b) for a, b in zip(before, program.state, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, program.state(), strict=True))
+
+
+def assert_same(first: correct.Outcome, second: correct.Outcome) -> None:
+    for one, other in zip(first.seen, second.seen, strict=True):
+        assert len(one) == len(other)
+        assert all(correct.same(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_checking_twice_gives_the_same_outcome(name):
+    """Variants are checked one after the other: what one leaves behind would be the next one's error."""
+    program, setting = needed(name).program(CPU, tiny=True)
+    eager = Runner(EAGER, program, program.function)
+    assert_same(correct.outcome(eager, setting), correct.outcome(eager, setting))
+
+
+@pytest.mark.parametrize("name", ["ADAM", "ADAMW-LR"])
+def test_step_counts_that_were_moved_are_put_back(name):
+    """Dynamo puts the counts of an optimizer on the device, as new tensors, when the step is first compiled there."""
+    program, setting = WORKLOADS[name].program(CPU, tiny=True)
+    eager = Runner(EAGER, program, program.function)
+    optimizer = inspect.getclosurevars(program.function).nonlocals["optimizer"]
+    before = correct.outcome(eager, setting)
+    with registry.preserved(program):
+        for state in optimizer.state.values():
+            state["step"] = state["step"].clone()
+        eager.iterate(program.fresh(Draw(setting)))
+    for _ in range(2):
+        assert_same(before, correct.outcome(eager, setting))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

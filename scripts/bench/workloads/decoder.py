@@ -171,7 +171,7 @@ def decode_static(setting: Setting) -> Program:
     def fresh(draw: Draw) -> tuple[Tensor, ...]:
         return draw.integers(vocabulary, setting.batch, 1), draw.integers(length, 1)
 
-    return Program(step, fresh, observe=lambda logits: [*tensors_of(logits), *cache], state=cache)
+    return Program(step, fresh, observe=lambda logits: [*tensors_of(logits), *cache], state=lambda: cache)
 
 
 @workload(

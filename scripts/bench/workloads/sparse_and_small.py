@@ -174,9 +174,11 @@ def optimizer_program(
             optimizer.param_groups[0]["lr"].fill_(rate)
         call()
 
-    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    changed = (*(p.data for p in parameters), *kept)
-    return Program(step, fresh, drive, lambda _: list(changed), changed)
+    def changed() -> list[Tensor]:
+        kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+        return [*(p.data for p in parameters), *kept]
+
+    return Program(step, fresh, drive, lambda _: changed(), changed)
 
 
 @workload(

@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.reasons import last_words
+
 PRELOADED = "scripts.bench.preload"
 TAIL = 15  # lines of a dead worker's log that are shown
 SETTLED = 0.3  # seconds after which processes that were stopped have nothing on the device any more
@@ -138,9 +140,8 @@ class Process:
             return {}, f"timeout: {self.killed}"
         if self._process.exitcode or not self.answer.exists():
             lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-            last = next((line for line in reversed(lines) if line.strip()), "no output")
             self.tail = "\n".join(lines[-TAIL:])
-            return {}, f"exit status {self._process.exitcode}: {last.strip()[:300]}"
+            return {}, f"exit status {self._process.exitcode}: {last_words(lines, raised=self._process.exitcode == 1)}"
         try:
             answer: dict[str, Any] = json.loads(self.answer.read_text())
         except ValueError as error:

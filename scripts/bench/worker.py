@@ -21,6 +21,7 @@ from scripts.bench import correct, facts
 from scripts.bench.measure import Runner, interleave, synchronize
 from scripts.bench.process import Gate
 from scripts.bench.profile import profiled
+from scripts.bench.reasons import brief
 from scripts.bench.registry import SEED, Draw, Program, Workload, all_workloads, preserved
 from scripts.bench.results import Memory, Startup, Timing, VariantResult, encode, write_json
 from scripts.bench.stats import Spread
@@ -35,8 +36,7 @@ PROFILED = 3
 
 def one_line(error: BaseException) -> str:
     """An exception as one line for a table."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:400]
+    return brief(f"{type(error).__name__}: {error}")
 
 
 def warm(

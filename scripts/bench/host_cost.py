@@ -262,7 +262,10 @@ _ABOUT_TRAINING = (
     " host's time and in brackets of the latency."
 )
 # What was measured first had a function with one output in place of this.
-_NOTHING_AT_FIRST = "a compiled function of the same signature that launches nothing"
+_NOTHING_AT_FIRST = (
+    "a compiled function of the same signature that launches nothing (where ours is below the floor, it cost more than"
+    " all of our call, and is none)"
+)
 _NOTHING = "the compiled function without its generated code, which makes new outputs and launches nothing"
 
 
@@ -274,6 +277,7 @@ def page(result: dict[str, Any]) -> str:
     columns = [*(variant.name for variant in COMPARED), "floor"]
     names = [name for name in columns if any(name in variants for variants in rows.values())]
     over = ["ours over the floor"] if "floor" in names else []
+    fewer = " (of training steps, a sixth as many)" if any("training step" in name for name in rows) else ""
     nothing = _NOTHING if any("training" in variants for variants in rows.values()) else _NOTHING_AT_FIRST
     lines = [
         "# What one call costs the host",
@@ -282,7 +286,8 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"{where['gpu']}, {where['cpu']}, torch {where['torch']}, driver {where['driver']}, commit"
         f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"
-        f" {result['calls_per_burst']} calls with new input tensors; in brackets the latency of one call. `nothing` is"
+        f" {result['calls_per_burst']} calls with new input tensors"
+        f"{fewer}; in brackets the latency of one call. `nothing` is"
         f" {nothing}; `inductor` is without graphs"
         + (_ABOUT_FLOOR if over else ".")
         + (_ABOUT_TRAINING if any(variants.get("training") for variants in rows.values()) else ""),
@@ -315,15 +320,21 @@ def page(result: dict[str, Any]) -> str:
 
 def _cells(name: str, variants: dict[str, Any], names: Sequence[str], over: Sequence[str]) -> list[str]:
     cells = [name]
-    cells += [f"{variants[v]['host']:.0f} ({variants[v]['latency']:.0f})" if v in variants else "-" for v in names]
+    known = {v: value for v, value in variants.items() if v != "floor" or has_floor(variants)}
+    cells += [f"{known[v]['host']:.0f} ({known[v]['latency']:.0f})" if v in known else "-" for v in names]
     if over:
         cells.append(_distance(variants))
     return cells
 
 
+def has_floor(variants: dict[str, Any]) -> bool:
+    """Whether the data tells it: a replay is not all that a step must do, and at first nothing else was measured."""
+    return "floor" in variants and NOTHING.name in variants
+
+
 def _distance(variants: dict[str, Any]) -> str:
     """From the floor to ours: microseconds, of a training step the ratio."""
-    if "floor" not in variants:
+    if not has_floor(variants):
         return "-"
     ours, least = variants[OURS.name], variants["floor"]
     if variants.get("training"):

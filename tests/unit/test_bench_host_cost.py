@@ -34,6 +34,15 @@ def test_floor_of_a_training_step_is_no_less_than_its_kernels() -> None:
     assert host_cost.floor(least, {"host": 3.0, "latency": 20.0}, training=True) == {"host": 33.0, "latency": 33.0}
 
 
+def test_a_replay_alone_is_no_floor() -> None:
+    data = json.loads((FOLDER / "host_cost.json").read_text())
+    replay = {"host": 16.0, "latency": 3900.0}
+    data["rows"] = {"a training step": {"ours": {"host": 4000.0, "latency": 4900.0}, "replay": replay, "floor": replay}}
+    page = host_cost.page(data)
+    assert "| a training step | 4000 (4900) | 16 (3900) | - | - |" in page
+    assert "(of training steps, a sixth as many)" in page
+
+
 def test_how_far_a_training_step_is_from_its_floor_is_a_ratio() -> None:
     data = json.loads((FOLDER / "host_cost.json").read_text())
     steps = {"host": 3000.0, "latency": 3900.0}

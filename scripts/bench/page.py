@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from scripts.bench import goals, model
 from scripts.bench.compare import times
+from scripts.bench.reasons import brief
 from scripts.bench.results import Result, VariantResult, commit_name, load
 from scripts.bench.stats import Ratio, geomean, ratio
 from scripts.bench.variants import ABLATIONS, EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
@@ -99,6 +101,8 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         "differences": lambda: differences(main, paper),
         "ablation": lambda: ablation_table(ablated(results, main)),
         "resources": lambda: resources_table(main),
+        "unmeasured": lambda: unmeasured(main),
+        "far": lambda: far_from_eager(main),
         "model": lambda: model_table(main),
         "accuracy": lambda: accuracy_table(main),
         "failures": lambda: failures([*main, *others]),
@@ -175,18 +179,23 @@ def speed_table(main: Sequence[Result], others: Sequence[Result]) -> str:
                 times(tail(result, OURS.name)),
             )
         )
-    means = [geomean(v for r in main if (v := goals.over(r, INDUCTOR.name, n))) for n in (STOCK.name, OURS.name)]
-    both = geomean(v for r in main if (v := goals.over(r, STOCK.name, OURS.name)))
-    floors = [geomean(v for r in main if (v := goals.over(r, n, FLOOR.name))) for n in (STOCK.name, OURS.name)]
-    rows.append(("**geomean**", "", "", "", "", "", *(times(v) for v in (*means, both, *floors)), "", ""))
+    # Over the same workloads in every column: one that stock graphs fail at, or that is wrong, is in none.
+    pairs = ((INDUCTOR, STOCK), (INDUCTOR, OURS), (STOCK, OURS), (STOCK, FLOOR), (OURS, FLOOR))
+    found = [[goals.over(r, a.name, b.name) for a, b in pairs] for r in main]
+    columns = list(zip(*[[v for v in row if v] for row in found if all(row)], strict=True))
+    for label, average in (("geomean", geomean), ("median", statistics.median)) if columns else ():
+        cells = [times(average(column)) for column in columns]
+        rows.append((f"**{label} of {len(columns[0])}**", "", "", "", "", "", *cells, "", ""))
     return table(heads, rows, left=3)
 
 
 def gain(result: Result, name: str, over: str) -> str:
-    """How many times faster, with its interval; the reason where there is no time."""
+    """How many times faster, with its interval; what became of it where there is no time of its own."""
     mine, other = result.timing(name), result.timing(over)
-    if mine is None or other is None:
+    if mine is None:
         return result.variants.get(name, VariantResult("-")).status
+    if other is None:
+        return "-"
     found: Ratio = ratio(other.rounds_throughput_us, mine.rounds_throughput_us)
     mark = "" if result.variants[name].status == "ok" else f" ({result.variants[name].status})"
     return f"{found}{mark}"
@@ -340,6 +349,23 @@ def resources_table(main: Sequence[Result]) -> str:
     return table(heads, rows)
 
 
+def unmeasured(main: Sequence[Result]) -> str:
+    """Which variants lack memory or start-up, which come from a process of their own."""
+    lacking: dict[str, list[str]] = {}
+    for result in main:
+        for name in (INDUCTOR.name, STOCK.name, OURS.name):
+            found = result.variants.get(name, VariantResult())
+            what = [part for part, value in (("memory", found.memory), ("start-up", found.startup)) if value is None]
+            if what:
+                why = ", which failed" if found.status == "failed" else ""
+                lacking.setdefault(" and ".join(what), []).append(f"{result.workload} ({VARIANTS[name].label}{why})")
+    if not lacking:
+        return "Every variant has both."
+    listed = [f"{what}: {', '.join(names)}" for what, names in sorted(lacking.items())]
+    explanation = "Processes of their own that did not end within the run's time budget, or failed, told nothing."
+    return "\n".join([f"Not measured: {'; '.join(listed)}.", explanation])
+
+
 def human(value: float | None) -> str:
     return "-" if value is None else human_bytes(value)
 
@@ -370,15 +396,31 @@ def accuracy_table(main: Sequence[Result]) -> str:
     return table(heads, rows)
 
 
+def far_from_eager(main: Sequence[Result]) -> str:
+    """Where the plain call is so far from eager that being near eager says nothing."""
+    rows = []
+    for result in main:
+        plain, ours = (result.variants.get(n, VariantResult()).accuracy for n in (INDUCTOR.name, OURS.name))
+        if plain and ours and ours.tolerance >= 1:
+            same = "-" if ours.against_plain is None else f"{ours.against_plain:.1e}"
+            rows.append(f"{result.workload} ({same})")
+    if not rows:
+        return ""
+    return (
+        f"Where 1 or more is allowed, rounding alone turns the result into another one, and being near eager proves "
+        f"nothing; what counts there is how near ours is to no graphs: {', '.join(rows)}."
+    )
+
+
 def failures(results: Sequence[Result]) -> str:
     """Every workload and variant without a good answer, with its reason."""
     rows = []
     for result in results:
         if result.status != "ok":
-            rows.append((result.workload, "", result.status, result.reason or ""))
+            rows.append((result.workload, "", result.status, brief(result.reason or "")))
         for name, variant in result.variants.items():
             if variant.status not in ("ok", "not available"):
-                rows.append((result.workload, VARIANTS[name].label, variant.status, variant.reason or ""))
+                rows.append((result.workload, VARIANTS[name].label, variant.status, brief(variant.reason or "")))
             elif name == FLOOR.name and variant.reason:
-                rows.append((result.workload, "floor", "from kernels", variant.reason))
+                rows.append((result.workload, "floor", "from kernels", brief(variant.reason)))
     return table(("workload", "variant", "status", "reason"), rows, left=4) if rows else "Nothing."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import facts, model, page, results
+from scripts.bench import facts, goals, model, page, results
 from scripts.bench.stats import TIMES
 from tests.unit.bench_data import result, variant
 
@@ -140,3 +140,41 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     assert page.ablated(results, main) == [off]
     assert "| DLRM |" in page.ablation_table([off]) and "1.50" in page.ablation_table([off])
     assert page.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
+
+
+def test_averages_are_over_the_same_workloads_in_every_column():
+    both, other = result("TKE", 100, 50, 25, 20), result("EOS", 100, 80, 20, 10)
+    failed = result("TEFD", 100, 50, 10, 5)
+    failed.variants["stock"] = variant(1)
+    failed.variants["stock"].timing, failed.variants["stock"].status = None, "failed"
+    text = page.speed_table([both, other, failed], [])
+    [mean, middle] = text.splitlines()[-2:]
+    assert mean.startswith("| **geomean of 2** |") and middle.startswith("| **median of 2** |")
+    assert [cell.strip() for cell in mean.split("|")[7:10]] == [f"{v}{TIMES}" for v in ("1.58", "4.47", "2.83")]
+    row = next(line for line in text.splitlines() if line.startswith("| TEFD |")).split("|")
+    assert row[7].strip() == "failed" and row[8].strip().startswith("10.00") and row[9].strip() == "-"
+
+
+def test_what_lacks_memory_or_start_up_is_listed_with_its_variant():
+    whole, cut, failed = (result(name, 100, 80, 50, 45) for name in ("TKE", "EOS", "VM"))
+    cut.variants["ours"].memory = None
+    failed.variants["stock"].memory = failed.variants["stock"].startup = None
+    failed.variants["stock"].status = "failed"
+    text = page.unmeasured([whole, cut, failed])
+    assert "memory: EOS (ours)" in text and "memory and start-up: VM (stock graphs, which failed)" in text
+    assert "TKE" not in text and page.unmeasured([whole]) == "Every variant has both."
+
+
+def test_closeness_to_eager_that_proves_nothing_is_said():
+    far = result("RN50-T", 100, 80, 50, 45)
+    far.variants["ours"].accuracy.tolerance = 4.0
+    far.variants["ours"].accuracy.against_plain = 0.5
+    assert "RN50-T (5.0e-01)" in page.far_from_eager([result("TKE", 100, 80, 50, 45), far])
+    assert page.far_from_eager([result("TKE", 100, 80, 50, 45)]) == ""
+
+
+def test_every_workload_that_is_slower_is_named():
+    slow = [result("TKE", 100, 80, 100, 45), result("EOS", 100, 80, 90, 45), result("VM", 100, 80, 50, 45)]
+    goal = goals.never_slower(slow)
+    assert "2 slower" in goal.found and "TKE 1.25" in goal.found and "EOS 1.12" in goal.found
+    assert "VM" not in goal.found

@@ -26,6 +26,7 @@ from scripts.bench.variants import Variant, active, begin_iteration
 BLOCK_SECONDS = 0.025
 BLOCK_BYTES = 12 << 30  # the inputs of one block, all alive together
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
+STEADY = "steady"  # how iterations in flight are timed: from the end of the first one of a block
 LATENCIES = 5
 
 
@@ -94,17 +95,31 @@ def block_length(runner: Runner, draw: Draw, device: torch.device) -> int:
             took.append(time.perf_counter() - start)
     size = sum(leaf.nbytes for leaf in pytree.tree_leaves(inputs[0]) if isinstance(leaf, Tensor))
     wanted = BLOCK_SECONDS / max(statistics.median(took), 1e-6)
-    return max(2, min(int(wanted), 64, BLOCK_BYTES // max(size, 1)))
+    return max(3, min(int(wanted) + 1, 64, BLOCK_BYTES // max(size, 1)))
 
 
 def back_to_back(runner: Runner, inputs: Sequence[Any], device: torch.device) -> float:
-    """Microseconds per iteration with calls in flight."""
+    """Microseconds per iteration with calls in flight: from the end of the first iteration to the end of the last.
+
+    The first one fills the pipe: how long the host takes to its first launch is no part of what the next ones take.
+    """
     synchronize(device)
-    start = time.perf_counter()
-    for one in inputs:
-        runner.iterate(one)
-    synchronize(device)
-    return (time.perf_counter() - start) / len(inputs) * 1e6
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        runner.iterate(inputs[0])
+        begin.record()
+        for one in inputs[1:]:
+            runner.iterate(one)
+        end.record()
+        end.synchronize()
+        took = begin.elapsed_time(end) * 1e3
+    else:
+        runner.iterate(inputs[0])
+        start = time.perf_counter()
+        for one in inputs[1:]:
+            runner.iterate(one)
+        took = (time.perf_counter() - start) * 1e6
+    return took / (len(inputs) - 1)
 
 
 def one_at_a_time(runner: Runner, inputs: Sequence[Any], device: torch.device, series: Series) -> list[float]:

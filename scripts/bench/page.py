@@ -12,6 +12,7 @@ from typing import Any
 
 from scripts.bench import goals, model
 from scripts.bench.compare import times
+from scripts.bench.measure import STEADY
 from scripts.bench.reasons import brief
 from scripts.bench.results import Result, VariantResult, commit_name, load
 from scripts.bench.stats import Ratio, geomean, ratio
@@ -148,6 +149,11 @@ def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
     knobs = {json.dumps(r.configuration.get("knobs", {}), sort_keys=True) for r in main} - {"{}"}
     if knobs:
         lines.append("Rows were measured with knobs set: " + "; ".join(sorted(knobs)) + ".")
+    if any(r.configuration.get("throughput") != STEADY for r in main):
+        lines.append(
+            "Time in flight includes what the host took to the first launch of a block of 25 ms, which counts for more the "
+            "longer an iteration takes, and for the floor least of all; the benchmark leaves it out since."
+        )
     return "\n".join(lines)
 
 

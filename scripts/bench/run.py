@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import facts
+from scripts.bench.measure import STEADY
 from scripts.bench.process import METHODS, Process, all_still
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result, VariantResult, decode, from_json, save
@@ -59,6 +60,7 @@ class Options:
             "size": "full" if self.device == "cuda" else "tiny",
             "variants": list(self.variants),
             "seconds": self.seconds,
+            "throughput": STEADY,
             "cache": "cold" if self.cold else "shared",
             "knobs": knobs,
         }

@@ -142,6 +142,12 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     assert page.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
 
 
+def test_time_in_flight_of_old_rows_is_explained():
+    old = result("DLRM", 100, 80, 50, 45, configuration={"size": "full", "knobs": {}})
+    assert "first launch" in page.origin([old], [])
+    assert "first launch" not in page.origin(rows(), [])
+
+
 def test_averages_are_over_the_same_workloads_in_every_column():
     both, other = result("TKE", 100, 50, 25, 20), result("EOS", 100, 80, 20, 10)
     failed = result("TEFD", 100, 50, 10, 5)

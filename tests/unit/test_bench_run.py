@@ -19,7 +19,7 @@ import torch
 import pygraph_inductor
 from pygraph_inductor import config, environment
 from scripts.bench import correct, results, run
-from scripts.bench.measure import Runner, interleave
+from scripts.bench.measure import Runner, back_to_back, interleave
 from scripts.bench.process import DYING, METHODS, Process
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
 from scripts.bench.results import Memory, VariantResult, load
@@ -488,3 +488,18 @@ def test_no_iteration_sees_inputs_of_another():
     program, setting = program_of(lambda x: seen.append(x))
     interleave([Runner(EAGER, program, program.function)], Draw(setting), CPU, seconds=0.0)
     assert len({tensor.data_ptr() for tensor in seen}) == len(seen)  # all are alive
+
+
+def test_time_in_flight_is_not_the_time_to_fill_the_pipe():
+    calls: list[float] = []
+
+    def slow_at_first(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002 if len(calls) % 5 else 0.1)
+        calls.append(time.perf_counter())
+        return x
+
+    program, setting = program_of(slow_at_first)
+    inputs = [program.fresh(Draw(setting)) for _ in range(5)]
+    took = back_to_back(Runner(EAGER, program, slow_at_first), inputs, CPU)
+    assert 2000 <= took < 20000
+    assert len(calls) == 5

@@ -43,6 +43,10 @@ max_graph_memory: int = environment.number("max_graph_memory", 0)
 # Recordings kept per function, one per combination of shapes, numbers and aliasing. The least recently used goes.
 max_recordings: int = environment.number("max_recordings", 64)
 
+# Combinations of a function that are recorded as soon as they come again. Where more come, each must come so often that
+# its graph would have paid for recording it; and what recording costs has to be earned by the function's graphs.
+free_recordings: int = environment.number("free_recordings", 8)
+
 # Rewrite graphs so that host values, copies and detours over the host do not cut them. Off: none of the following acts.
 transform: bool = environment.flag("transform", True)
 

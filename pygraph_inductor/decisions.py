@@ -72,7 +72,9 @@ def pin(digest: str, chosen: str) -> None:
     store = _store()
     for known, stored in store.all() if store is not None else ():
         if known == digest and store is not None:
-            pinned = dataclasses.replace(stored, chosen=chosen, reason="pinned by the user", cost_ns=0.0, pinned=True)
+            pinned = dataclasses.replace(
+                stored, chosen=chosen, reason="pinned by the user", cost_ns=0.0, pinned=True, gain_ns=None
+            )
             if not store.write(pinned):
                 raise OSError(f"the decision {digest} cannot be written")
             return

@@ -20,6 +20,7 @@ class Settings:
 
     engine: str = "auto"
     max_recordings: int = 64
+    free_recordings: int = 8
     max_verify_bytes: int = 32 << 30
     max_kept_bytes: int = 512 << 20
     strict: bool = False
@@ -36,6 +37,7 @@ def current() -> Settings:
     return Settings(
         engine=_word("engine", "auto"),
         max_recordings=config.max_recordings,
+        free_recordings=config.free_recordings,
         max_verify_bytes=config.max_verify_bytes,
         max_kept_bytes=config.max_kept_bytes,
         strict=config.strict,

@@ -21,9 +21,14 @@ _WORTHWHILE = 32  # replays that make up for a recording, also where it is lost 
 
 @dataclass
 class Seen:
-    """A key that was called plainly; `failures` counts attempts to record it, and recordings lost before they paid."""
+    """A key that was called plainly; `failures` counts attempts to record it, and recordings lost before they paid.
+
+    `asked`: it was looked up whether there is a choice for it.
+    """
 
     failures: int = 0
+    calls: int = 1
+    asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Entries:
         self.front: Callable[[], Any | None] = lambda: None
         self.retired: list[Recording] = []  # to be closed
         self.replays_of_retired = 0
+        self._gains_of_retired = [0, 0.0]  # replays of graphs that were not given up for being slow; ns they saved
         self._max_recordings = max(max_recordings, 0)
         self._log = log
         self._by_key: OrderedDict[Hashable, Entry] = OrderedDict()
@@ -71,19 +77,29 @@ class Entries:
         """The keys that are recorded."""
         return {key: entry for key, entry in self._by_key.items() if isinstance(entry, Recording)}
 
+    def gains(self) -> list[tuple[int, float]]:
+        """For each recording, and at last for those retired: replays, and what each saved, in ns."""
+        found = [(one.count(), one.gain_ns) for one in self.recordings().values()]
+        replays, saved = self._gains_of_retired
+        return [*found, (int(replays), saved / replays)] if replays else found
+
     def remember(self, key: Hashable, entry: Entry) -> None:
         """Store an entry, and forget the least recently used beyond the caps."""
         if self._by_key.get(key) is not entry:
             self.retire(key)  # threads with streams of their own may record the same key at the same time
         self._by_key[key] = entry
         self._by_key.move_to_end(key)
+        if isinstance(entry, Recording):
+            self._lose_least_used()
+        while len(self._by_key) > max(self._max_recordings, 1) * KEYS_PER_RECORDING:
+            self.retire(next(iter(self._by_key)))
+
+    def _lose_least_used(self) -> None:
         recorded = sorted(
             (value.last_used(), number, old) for number, (old, value) in enumerate(self.recordings().items())
         )
         for _, _, old in recorded[: max(len(recorded) - self._max_recordings, 0)]:
             self.lose(old, CROWDED)
-        while len(self._by_key) > max(self._max_recordings, 1) * KEYS_PER_RECORDING:
-            self.retire(next(iter(self._by_key)))
 
     def lose(self, key: Hashable, why: str) -> None:
         """Retire a recording; a key that keeps losing its recordings early stays plain."""
@@ -101,6 +117,9 @@ class Entries:
             self.retire_copying(entry)
             self.retired.append(entry)
             self.replays_of_retired += entry.count()
+            if entry.gain_ns:
+                self._gains_of_retired[0] += entry.count()
+                self._gains_of_retired[1] += entry.count() * entry.gain_ns
             front = self.front()
             if front is not None and entry.launcher is not None:
                 front.remove(entry.launcher)

@@ -7,7 +7,6 @@ the graph and plainly (`selection`), until it is known which pays; from then on 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor.driver.protocol import Driver, Stopwatch
+from pygraph_inductor.recording.allowance import ALWAYS, BEHIND, Allowance, saved
 from pygraph_inductor.recording.entries import ATTEMPTS, CROWDED, KEYS_PER_RECORDING, Chosen, Entries, Seen
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.given_up import GivenUp
@@ -32,13 +32,14 @@ from pygraph_inductor.reporting.facts import register, warn_once
 from pygraph_inductor.selection.calibration import coefficients
 from pygraph_inductor.selection.classes import numbers_of
 from pygraph_inductor.selection.drift import Watch
-from pygraph_inductor.selection.judge import Variant
+from pygraph_inductor.selection.judge import Variant, lost_ns
 from pygraph_inductor.selection.measuring import Measurement, Turn
 from pygraph_inductor.selection.prediction import predict
 from pygraph_inductor.selection.selector import Choice, Selector
 
 _STRICT = "pygraph_inductor.config.strict = True raises instead"
 _CAPTURED = Refusal("the current stream is being captured by somebody else")
+_BEHIND = Refusal(BEHIND)
 _NO_MEMORY = "out of memory for what a replay allocates"
 _ASIDE = object()  # what `Recording.alone` returns where the launcher does not take a call
 
@@ -56,6 +57,8 @@ class RecordedFunction:
         # What looks back at the choice of the plain call, by the int inputs of the calls it holds for.
         self._plain_by_choice: dict[tuple[int, ...], Watch | None] = {}
         self._given_up = GivenUp()
+        # Sizes that the user has listed are all recorded.
+        self._allowance = Allowance(facts.settings.free_recordings if facts.capture_sizes is None else ALWAYS)
         self._entries = Entries(facts.settings.max_recordings, self._log)
         self._ran_with_seeds_on_host = False
         self._checked: frozenset[int] | None = None
@@ -88,6 +91,9 @@ class RecordedFunction:
             recordings = [*by_key.values(), *(one.copying for one in by_key.values() if one.copying is not None)]
             self._log.replays = self._entries.replays_of_retired + sum(one.count() for one in recordings)
             self._log.calls = self._log.plain_calls + self._log.replays
+            self._log.spent_ms = round(self._allowance.total_ns / 1e6, 3)
+            self._log.saved_ms = round(saved(self._entries.gains()) / 1e6, 3)
+            self._log.calls_until_recorded = self._allowance.needed
 
     def __del__(self) -> None:
         try:
@@ -103,6 +109,8 @@ class RecordedFunction:
             return self._chosen_plain(inputs, numbers)
         if self._given_up.counts and self._given_up.skips(numbers_of(inputs)):
             return self._plain(inputs)
+        if self._allowance.is_behind and self._allowance.skips(numbers_of(inputs)):
+            return self._plain(inputs, _BEHIND)
         with self._driver.guard():
             try:
                 return self._call(inputs)
@@ -123,10 +131,15 @@ class RecordedFunction:
         if self._has_seeds_on_host(inputs):
             self._ran_with_seeds_on_host = True
             return self._plain(inputs)
+        if self._allowance.is_old:
+            self._add_up()
         with self._entries.lock:
             entry = self._entries.use(key)
-            if entry is None and may_be_recorded(inputs, self._facts):
-                self._entries.remember(key, seen := Seen())
+            if isinstance(entry, Seen):
+                entry.calls = max(entry.calls + 1, self._allowance.counted(numbers_of(inputs)))
+            elif entry is None and may_be_recorded(inputs, self._facts):
+                self._allowance.keys += 1
+                self._entries.remember(key, seen := Seen(calls=max(1, self._allowance.counted(numbers_of(inputs)))))
                 # Those calls had another key only because of where the seeds were.
                 entry = seen if self._ran_with_seeds_on_host else None
             elif entry is None:
@@ -142,11 +155,25 @@ class RecordedFunction:
                 return self._replay_watched(inputs, key, entry)
             return self._replay(inputs, key, entry)
         if isinstance(entry, Seen):
-            choice = self._known_choice(key)
+            with self._entries.lock:
+                early, asked = self._allowance.is_early(entry.calls), entry.asked
+                entry.asked = True
+            choice = self._known_choice(key) if not (early and asked) else None
             if choice is not None and choice.is_plain:
                 return self._choose_plain(inputs, key, choice)
+            if early and (choice is None or choice.origin != "pinned"):
+                return self._plain(inputs, _BEHIND)
             return self._record(inputs, key)
         return self._plain(inputs)
+
+    def _add_up(self) -> None:
+        """Find out anew how often a key has to come before it is recorded."""
+        try:
+            applies = self._selector.measures()
+            with self._entries.lock:
+                self._allowance.add_up(self._entries.gains(), applies)
+        except Exception as error:
+            self._not_selected(error)
 
     def _refused(self, inputs: list[Any], why: Refusal) -> Any:
         if why.reason == CROWDED:
@@ -217,15 +244,24 @@ class RecordedFunction:
         choice = self._known_choice(key)
         variant = Variant.COPY if choice is not None and choice.variant is Variant.COPY else Variant.GRAPH
         request = self._request(inputs, call, pool, variant)
-        started = time.perf_counter_ns()
-        attempt = record(request)
+        attempt, took_ns = self._recorded(request)
         if attempt.recording is not None:
             attempt.recording.variant = variant
-            self._begin_selection(attempt, key, request, time.perf_counter_ns() - started)
+            self._begin_selection(attempt, key, request, took_ns)
         if attempt.recording is not None and self._entries.front() is not None:
             self._give_launcher(attempt.recording, request)
         self._settle(key, attempt)
         return attempt.result
+
+    def _recorded(self, request: Request) -> tuple[Attempt, int]:
+        """What came of an attempt, and how long it took."""
+        clock = self._allowance.clock
+        started = clock()
+        attempt = record(request)
+        took_ns = clock() - started
+        with self._entries.lock:
+            self._allowance.spend(took_ns, numbers_of(request.inputs))
+        return attempt, took_ns
 
     def _request(self, inputs: list[Any], call: Call, pool: Pool, variant: Variant) -> Request:
         """What `record` wants for a call; consumes `inputs`."""
@@ -292,9 +328,9 @@ class RecordedFunction:
         entry = self._entries.get(key)
         if isinstance(entry, Recording):  # another thread succeeded meanwhile
             return True
-        failures = entry.failures + 1 if isinstance(entry, Seen) else 1
+        failures, calls = (entry.failures + 1, entry.calls) if isinstance(entry, Seen) else (1, 1)
         again = refusal is not None and refusal.passing and failures < ATTEMPTS
-        self._entries.remember(key, Seen(failures) if again or refusal is None else refusal)
+        self._entries.remember(key, Seen(failures, calls) if again or refusal is None else refusal)
         return again
 
     def _after_error(self, inputs: list[Any], error: Exception) -> Any:
@@ -332,6 +368,9 @@ class RecordedFunction:
             found = self._selector.begin(
                 call_key(key), recording_ns, recording.pool.nbytes, prediction, recording.variant
             )
+            recording.gain_ns = self._allowance.expected_ns = prediction.gain_ns
+            if isinstance(found, Choice) and found.gain_ns is not None:
+                recording.gain_ns = found.gain_ns
             if isinstance(found, Measurement):
                 recording.measurement = found
             elif found is not None and found.is_plain:
@@ -403,9 +442,10 @@ class RecordedFunction:
             except Exception as error:
                 return self._after_error(inputs, error)
             request = self._request(inputs, call, pool, Variant.COPY)
-            attempt = record(request)
+            attempt, _ = self._recorded(request)
             self._log.plain_calls += 1
             if attempt.recording is not None:
+                attempt.recording.gain_ns = recording.gain_ns
                 attempt.recording.variant, attempt.recording.measurement = Variant.COPY, measurement
                 if self._entries.front() is not None:
                     self._give_launcher(attempt.recording, request)
@@ -436,6 +476,11 @@ class RecordedFunction:
 
     def _chosen(self, inputs: list[Any], key: Hashable, recording: Recording, choice: Choice) -> Any:
         """The measurement is over."""
+        if recording.measurement is not None:
+            with self._entries.lock:
+                self._allowance.lose(lost_ns(recording.measurement.table()))
+        if choice.is_plain or choice.gain_ns is not None:
+            recording.gain_ns = choice.gain_ns or 0.0
         if choice.is_plain:
             return self._choose_plain(inputs, key, choice)
         if choice.variant is not recording.variant:
@@ -444,6 +489,7 @@ class RecordedFunction:
                 other = recording.copying if ours else None
                 if other is not None and other.variant is choice.variant:
                     recording.copying, other.failures, other.took_ns = None, recording.failures, recording.took_ns
+                    other.gain_ns = recording.gain_ns
                     self._log.recordings.append(other.log)
                     self._entries.remember(key, other)
                 else:
@@ -469,7 +515,7 @@ class RecordedFunction:
         """The next call records, by what is known then."""
         with self._entries.lock:
             self._entries.retire(key)
-            self._entries.remember(key, Seen())
+            self._entries.remember(key, Seen(calls=ALWAYS))
         return self._plain(inputs)
 
     def _choose_plain(self, inputs: list[Any], key: Hashable, choice: Choice) -> Any:
@@ -551,7 +597,7 @@ class RecordedFunction:
             self._plain_by_choice.pop(numbers, None)
             self._entries.retire_chosen()
             if not isinstance(key, Refusal):
-                self._entries.remember(key, Seen())
+                self._entries.remember(key, Seen(calls=ALWAYS))
 
     def _positions_to_align(self, inputs: Sequence[Any]) -> frozenset[int]:
         if self._checked is None:

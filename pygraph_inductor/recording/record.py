@@ -61,6 +61,7 @@ class Recording:
     measurement: Measurement | None = None
     watch: Watch | None = None
     took_ns: int = 0  # to record it
+    gain_ns: float = 0.0  # what a replay saves, as far as it is known
     variant: Variant = Variant.GRAPH
     copying: Recording | None = None  # the same call with copies of all tensors, while both are measured
     share: Share | None = None  # of the memory for what is kept

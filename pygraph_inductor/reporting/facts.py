@@ -94,6 +94,9 @@ class FunctionFacts:
     reasons: list[str] = field(default_factory=list)  # why calls were plain, each once
     retired: int = 0  # recordings given up
     decisions: list[DecisionFacts] = field(default_factory=list)  # one per size class
+    spent_ms: float = 0.0  # on recordings and on measuring them
+    saved_ms: float = 0.0  # by replays, as far as it is known what one saves
+    calls_until_recorded: int = 2  # of one shape; more where recordings have not paid so far
 
     @property
     def verdict(self) -> str:

@@ -31,7 +31,7 @@ def report_text(report: Report) -> str:
     if measured:
         parts.append(decisions_table(measured))
     parts += [line for graph in report.graphs for line in graph_lines(graph)]
-    parts += [line for function in report.functions for line in engine_lines(function)]
+    parts += [line for function in report.functions for line in (*engine_lines(function), *balance_lines(function))]
     parts += [f"{name}: {value}" for name, value in report.installed.items()]
     parts += [f"declined: {line}" for line in report.declined]
     return rendered(*parts)
@@ -47,6 +47,17 @@ def engine_lines(function: FunctionFacts) -> list[str]:
         lines.append(f"  {latest.twins} of {latest.kernels} kernels find them through a table")
         lines += [f"  {kernel} does not: {reason}" for kernel, reason in sorted(latest.without_twins.items())]
     return lines
+
+
+def balance_lines(function: FunctionFacts) -> list[str]:
+    """What recordings have cost a function and saved it, where that keeps further shapes plain."""
+    if function.calls_until_recorded <= 2:
+        return []
+    spent, saved = f"{function.spent_ms:.0f} ms", f"{function.saved_ms:.0f} ms"
+    return [
+        f"{function.name}: recording has taken {spent}, replays have saved {saved}; "
+        f"further shapes are recorded once they were called {function.calls_until_recorded} times"
+    ]
 
 
 def graph_lines(graph: GraphFacts) -> list[str]:

@@ -87,6 +87,20 @@ def table_of(samples: Mapping[Variant, Sequence[Timing]], objective: str) -> tup
     return tuple(measured(variant, timings, objective) for variant, timings in samples.items() if timings)
 
 
+def saved_ns(table: Sequence[Measured], chosen: Variant, min_gain: float) -> float:
+    """What a call by the chosen variant saves; where costs are equal, that is the host's time."""
+    by_variant = {one.variant: one for one in table}
+    plain, one = by_variant[Variant.PLAIN], by_variant[chosen]
+    saved = plain.cost.median - one.cost.median
+    return max(saved if saved >= min_gain * plain.cost.median else plain.host.median - one.host.median, 0.0)
+
+
+def lost_ns(table: Sequence[Measured]) -> float:
+    """What the timed calls cost more than plain ones."""
+    plain = [one.cost.median for one in table if one.variant is Variant.PLAIN]
+    return sum(max(one.cost.median - least, 0.0) * one.cost.count for least in plain for one in table)
+
+
 def judge(
     samples: Mapping[Variant, Sequence[Timing]], rules: Rules, final: bool, incumbent: Variant | None = None
 ) -> Verdict | None:

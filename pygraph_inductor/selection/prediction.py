@@ -61,6 +61,12 @@ class Prediction:
         return None
 
     @property
+    def gain_ns(self) -> float:
+        """What a replay is expected to save; at least nothing."""
+        costs = {one.variant: one.host + one.added for one in self.expected}
+        return max(costs[Variant.PLAIN] - costs[Variant.GRAPH], 0.0) * 1e3 if len(costs) > 1 else 0.0
+
+    @property
     def may_win_by_copies(self) -> bool:
         """Whether the graph with copies of all tensors is worth measuring: it is expected to cost less."""
         costs = {one.variant: one.host + one.added for one in self.expected}

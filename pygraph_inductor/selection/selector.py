@@ -20,7 +20,7 @@ from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.facts import DecisionFacts, ExpectedFacts, FunctionFacts, VariantFacts
 from pygraph_inductor.selection.classes import size_class
 from pygraph_inductor.selection.drift import Watch
-from pygraph_inductor.selection.judge import Measured, Rules, Variant, Verdict
+from pygraph_inductor.selection.judge import Measured, Rules, Variant, Verdict, saved_ns
 from pygraph_inductor.selection.measuring import Measurement, Turn
 from pygraph_inductor.selection.prediction import Prediction
 from pygraph_inductor.selection.store import Key, Store, Stored
@@ -31,13 +31,17 @@ CHOICES = frozenset(variant.value for variant in Variant)
 
 @dataclass(frozen=True)
 class Choice:
-    """How the calls of a size class are answered. `cost_ns` is 0 where nothing was measured."""
+    """How the calls of a size class are answered. `cost_ns` is 0 where nothing was measured.
+
+    `gain_ns` is what a call saves against the plain one; None where that is not known.
+    """
 
     variant: Variant
     reason: str
     origin: str
     cost_ns: float = 0.0
     table: tuple[Measured, ...] = ()
+    gain_ns: float | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -75,6 +79,10 @@ class Selector:
                 choice = self._choices[sizes] = found
                 self._note(sizes, choice)
             return choice
+
+    def measures(self) -> bool:
+        """Whether it is found out what graphs save. Where it is not, there is nothing to hold against their cost."""
+        return self._facts.settings.selection and _ranks() == 1 and self._driver.stopwatch() is not None
 
     def begin(
         self,
@@ -179,7 +187,8 @@ class Selector:
         return choice
 
     def _conclude(self, sizes: str, verdict: Verdict) -> Choice:
-        choice = Choice(verdict.chosen, verdict.reason, "measured", verdict.cost.median, verdict.table)
+        gain = saved_ns(verdict.table, verdict.chosen, self._rules.min_gain)
+        choice = Choice(verdict.chosen, verdict.reason, "measured", verdict.cost.median, verdict.table, gain)
         with self._lock:
             if sizes in self._choices:  # another thread was faster
                 return self._choices[sizes]
@@ -187,7 +196,9 @@ class Selector:
             self._note(sizes, choice)
         store, key = self._store(), self._key(sizes)
         if store is not None and key is not None:
-            store.write(Stored(key, self._facts.name, choice.variant.value, choice.reason, choice.cost_ns))
+            store.write(
+                Stored(key, self._facts.name, choice.variant.value, choice.reason, choice.cost_ns, gain_ns=gain)
+            )
         return choice
 
     # -- what is reported; these need the lock
@@ -238,7 +249,8 @@ class Selector:
         found = store.read(key) if store is not None and key is not None else None
         if found is None:
             return None
-        return Choice(Variant(found.chosen), found.reason, "pinned" if found.pinned else "stored", found.cost_ns)
+        origin = "pinned" if found.pinned else "stored"
+        return Choice(Variant(found.chosen), found.reason, origin, found.cost_ns, gain_ns=found.gain_ns)
 
 
 def _brief(sizes: str) -> str:

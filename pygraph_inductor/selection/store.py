@@ -38,7 +38,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Stored:
-    """A decision on disk. `chosen` is a variant's name; `cost_ns` is 0 where nothing was measured."""
+    """A decision on disk. `chosen` is a variant's name; `cost_ns` is 0 where nothing was measured.
+
+    `gain_ns` is what a call saves against the plain one, None where that is not known.
+    """
 
     key: Key
     name: str  # of the function, for people
@@ -46,6 +49,7 @@ class Stored:
     reason: str
     cost_ns: float = 0.0
     pinned: bool = False
+    gain_ns: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What the file says."""
@@ -56,6 +60,7 @@ class Stored:
             "chosen": self.chosen,
             "reason": self.reason,
             "cost_ns": self.cost_ns,
+            "gain_ns": self.gain_ns,
             "pinned": self.pinned,
         }
 
@@ -141,10 +146,17 @@ def _checked(content: Any, choices: frozenset[str]) -> Stored:
         raise ValueError("no choice")
     if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
         raise ValueError("no cost")
+    gain = content.get("gain_ns")
+    if gain is not None and (
+        isinstance(gain, bool) or not isinstance(gain, (int, float)) or not 0 <= gain < float("inf")
+    ):
+        raise ValueError("no gain")
     name, reason = content["name"], content["reason"]
     if not isinstance(name, str) or not isinstance(reason, str):
         raise ValueError("no text")
-    return Stored(Key(fields), name, chosen, reason, float(cost), content["pinned"])
+    return Stored(
+        Key(fields), name, chosen, reason, float(cost), content["pinned"], None if gain is None else float(gain)
+    )
 
 
 def _brief(error: BaseException) -> str:

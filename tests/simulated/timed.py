@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from pygraph_inductor.driver.protocol import Timing
 from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedGraph
+from pygraph_inductor.recording import function
 from tests.simulated.hand_written import HandWritten
 
 US = 1000
@@ -77,6 +80,18 @@ class Timed(HandWritten):
         driver = driver or SimulatedDriver()
         driver.clock = clock.stopwatch
         super().__init__(body, driver, **facts)
+
+    def price(self, monkeypatch: pytest.MonkeyPatch, ns: int) -> None:
+        """From now on an attempt to record takes so long, for all functions; this one's time is that of `clock`."""
+        record = function.record
+
+        def priced(request: Any) -> Any:
+            self.clock.host += ns
+            self.clock.executions.append("recording")
+            return record(request)
+
+        monkeypatch.setattr(function, "record", priced)
+        self.function._allowance.clock = lambda: self.clock.host
 
     def run(self, inputs: list[Any]) -> Any:
         self.clock.spend("plain")

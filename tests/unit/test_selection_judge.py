@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pygraph_inductor.driver.protocol import Timing
 from pygraph_inductor.selection.classes import numbers_of, size_class
 from pygraph_inductor.selection.drift import is_far
-from pygraph_inductor.selection.judge import MIN_ROUNDS, Rules, Variant, cost, judge
+from pygraph_inductor.selection.judge import MIN_ROUNDS, Rules, Variant, cost, judge, lost_ns, saved_ns, table_of
 from pygraph_inductor.selection.spread import spread
 
 AUTO = Rules("auto", 0.02)
@@ -108,6 +108,21 @@ def test_graphs_that_cannot_be_told_apart_yet_are_timed_further_unless_both_have
     assert judge({**noisy, PLAIN: timings(900e3, 6, 0.01, 3)}, AUTO, final=False) is None
     assert judge({**noisy, PLAIN: timings(900e3, 6, 0.01, 3)}, AUTO, final=True).chosen is not PLAIN
     assert judge({**noisy, PLAIN: timings(1e3, 6, 0.01, 3)}, AUTO, final=False).chosen is PLAIN
+
+
+def test_what_a_call_saves_is_the_hosts_time_where_costs_are_equal():
+    samples = {GRAPH: [Timing(5, 100, True)], PLAIN: [Timing(60, 100, True)]}
+    assert saved_ns(table_of(samples, "auto"), GRAPH, 0.02) == 55
+    assert saved_ns(table_of(samples, "auto"), PLAIN, 0.02) == 0
+    samples[GRAPH] = [Timing(5, 70, True)]
+    assert saved_ns(table_of(samples, "auto"), GRAPH, 0.02) == 30, "not all of the host's time is won"
+
+
+def test_what_timing_cost_is_what_was_dearer_than_plain_calls():
+    samples = {GRAPH: [Timing(150, 150, True)] * 4, Variant.COPY: [Timing(70, 70, True)] * 4}
+    assert lost_ns(table_of(samples, "auto")) == 0, "plain calls have not been timed yet"
+    samples[PLAIN] = [Timing(100, 100, True)] * 4
+    assert lost_ns(table_of(samples, "auto")) == 4 * 50
 
 
 def test_reason_names_the_variant():

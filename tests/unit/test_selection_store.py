@@ -67,6 +67,11 @@ BROKEN = {
     "no float holds it": {"cost_ns": 10**400},
     "cost is text": {"cost_ns": "1"},
     "cost is a truth": {"cost_ns": True},
+    "negative gain": {"gain_ns": -1.0},
+    "endless gain": {"gain_ns": float("inf")},
+    "gain that no float holds": {"gain_ns": 10**400},
+    "gain is text": {"gain_ns": "1"},
+    "gain is a truth": {"gain_ns": True},
     "key is a list": {"key": []},
     "key holds numbers": {"key": {"graph": 1}},
     "reason is a number": {"reason": 3},
@@ -83,6 +88,15 @@ def test_broken_file_is_ignored_with_one_warning_and_replaced(store, caplog, con
     assert list(store.all()) == []
     assert len(caplog.records) == 1
     assert store.write(stored()) and store.read(stored().key) == stored()
+
+
+def test_gain_is_kept_and_need_not_be_known(store):
+    store.write(stored(gain_ns=7.5))
+    assert store.read(stored().key) == stored(gain_ns=7.5)
+    content = stored().to_dict()
+    del content["gain_ns"]
+    path_of(store, stored()).write_text(json.dumps(content))
+    assert store.read(stored().key) == stored()
 
 
 def test_file_that_is_not_text_is_ignored(store, caplog):

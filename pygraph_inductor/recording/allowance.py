@@ -15,7 +15,7 @@ _SHARE = 0.5  # of what graphs have earned that may be spent on further ones
 _LEAST = 0.5  # of a recording's price that a key's calls must have been worth, whatever was earned
 _LOOK = 64  # one call in so many that came too early is a reason to add up again
 _GUESS = 50_000.0  # ns that a replay saves, where nothing was recorded that could tell: a launch or two from Python
-_MOST = 4096  # kinds of calls that are counted without being looked at
+_MOST = 4096  # kinds of calls that are remembered
 
 
 class Allowance:
@@ -49,6 +49,8 @@ class Allowance:
         """An attempt to record a call with these ints took so long."""
         self._attempts += 1
         self._recording_ns += ns
+        if len(self._with_attempts) >= _MOST:
+            self._with_attempts.clear()
         self._with_attempts.add(numbers)
         self.lose(ns)
 

@@ -325,6 +325,42 @@ def test_account_that_fails_costs_no_answer(
     assert len([one for one in caplog.records if "no sum today" in one.getMessage()]) == 1
 
 
+def test_what_timing_a_slow_graph_cost_is_spent_as_well(
+    clock: Clock, timed: Callable[..., Timed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: list[int] = []
+    spend = Allowance.spend
+    monkeypatch.setattr(Allowance, "spend", lambda self, ns, of: spent.append(ns) or spend(self, ns, of))
+    clock.graph = (500 * US, 500 * US)
+    one = timed()
+    call(one, [1000] * 30)
+    assert one.decision.chosen == "plain" and len(spent) == 1
+    rounds = next(variant.rounds for variant in one.decision.variants if variant.name == "graph")
+    assert one.function._allowance.total_ns == spent[0] + rounds * 200 * US
+    assert one.log.saved_ms == 0, "the graph that was given up has saved nothing"
+
+
+def test_what_an_evicted_graph_has_saved_still_counts(timed: Callable[..., Timed]) -> None:
+    one = timed(settings=Settings(max_recordings=1))
+    call(one, [100] * 30)
+    saved_ms = one.log.saved_ms
+    assert saved_ms >= 2
+    call(one, [1000] * 3)
+    assert [entry[0][0][1] for entry in one.function._entries.recordings()] == [1000]
+    assert one.log.saved_ms >= saved_ms
+
+
+def test_memory_of_kinds_has_an_end() -> None:
+    account = Allowance(free=0, clock=lambda: 0)
+    account.keys = 1
+    for number in range(10_000):
+        account.spend(PRICE, (number,))
+    account.add_up([], applies=True)
+    for number in range(10_000):
+        account.skips((-number,))
+    assert max(len(account._with_attempts), len(account._unseen)) <= allowance._MOST
+
+
 def test_recordings_that_fail_are_paid_for_as_well(clock: Clock, timed: Callable[..., Timed]) -> None:
     one = timed()
     real = function.record

@@ -151,8 +151,8 @@ def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
         lines.append("Rows were measured with knobs set: " + "; ".join(sorted(knobs)) + ".")
     if any(r.configuration.get("throughput") != STEADY for r in main):
         lines.append(
-            "Time in flight includes what the host took to the first launch of a block of 25 ms, which counts for more the "
-            "longer an iteration takes, and for the floor least of all; the benchmark leaves it out since."
+            "Time in flight includes what the host took to the first launch of a block of 25 ms, which counts for more "
+            "the longer an iteration takes, and for the floor least of all; the benchmark leaves it out since."
         )
     return "\n".join(lines)
 

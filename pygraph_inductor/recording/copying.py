@@ -25,7 +25,9 @@ class Inside:
 
 
 def can_be_copied(layout: Layout, written: bool) -> bool:
-    """Bytes are copied, the gaps between elements as well: those of a written slot may be somebody else's."""
+    """Bytes are copied, the gaps between elements as well: those of a `written` input may be somebody else's. Those of
+    an output are its own, and views of it may show them.
+    """
     return not written or covers_its_span(torch.empty_strided(layout.size, layout.stride, device="meta"))
 
 

@@ -280,7 +280,7 @@ def _to_be_copied(work: Work, request: Request) -> frozenset[int]:
     return frozenset(
         number
         for number, place in enumerate(work.places)
-        if can_be_copied(place.layout, place.is_output or place.source in request.written)
+        if can_be_copied(place.layout, not place.is_output and place.source in request.written)
     )
 
 

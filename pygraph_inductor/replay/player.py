@@ -142,7 +142,7 @@ class Player:
         self._graph.replay()
         for number, buffer in prepared.copies.items():
             if plan.slots[number].written:
-                copy_contents(_laid_out(prepared.holders[number], plan.slots[number]), buffer)
+                _copy_out(prepared.holders[number], buffer, plan.slots[number])
         self.raise_versions(inputs)
         return self._returned(inputs, prepared.fresh)
 
@@ -242,9 +242,14 @@ def _build(entry: Returned, inputs: Sequence[Any], fresh: Sequence[torch.Tensor]
             return earlier[position]
 
 
-def _laid_out(holder: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """An output may be made as a view of what the graph writes is (recording/outputs.py); this is what it writes."""
-    return _view(holder, slot.layout, 0) if slot.is_output else holder
+def _copy_out(holder: torch.Tensor, buffer: torch.Tensor, slot: Slot) -> None:
+    """What the graph wrote to a slot. All bytes of an output: it may be made as a view of what the graph writes is
+    (recording/outputs.py), and other views of it may show the gaps between the elements, which are its own.
+    """
+    if slot.is_output:
+        bytes_of(holder).copy_(bytes_of(buffer))
+    else:
+        copy_contents(holder, buffer)
 
 
 def _view(base: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:

@@ -113,16 +113,27 @@ def test_gaps_of_a_written_input_belong_to_somebody_else() -> None:
     assert [bool(slot.bindings) for slot in recording.player.plan.slots] == [False, True]
 
 
-def test_an_output_with_gaps_that_is_made_as_another_view_is_copied_as_it_was_written() -> None:
-    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
-        out = namespace["empty_strided_cpu"]((4, 2), (4, 1), torch.float32)
-        namespace["cpp_fused_0"](out, x)
-        return (namespace["reinterpret_tensor"](out, (2, 2, 2), (1, 8, 4), 0),)
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("size, stride", [((2, 2, 2), (1, 8, 4)), ((14,), (1,)), ((3, 14), (0, 1)), ((6,), (2,))])
+def test_outputs_with_gaps_are_copied_with_them(inside: bool, size: Any, stride: Any) -> None:
+    """By the graph and by the player; made as the one view of it is that is returned, or shown by that and another."""
 
-    function = HandWritten(body, settings=COPYING)
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        view = namespace["reinterpret_tensor"]
+        alone, twice = (namespace["empty_strided_cpu"]((4, 2), (4, 1), torch.float32) for _ in range(2))
+        for out in (alone, twice):
+            namespace["cpp_fused_0"](view(out, (14,), (1,), 0), x)  # what else is in its memory
+            namespace["cpp_fused_1"](out, x, x)
+        return (view(alone, size, stride, 0), view(twice, size, stride, 0), twice)
+
+    driver = SimulatedDriver()
+    driver.faults.refuses = lambda node: not inside and node.kind is NodeKind.MEMCPY
+    function = HandWritten(body, driver, settings=COPYING)
+    function.namespace["cpp_fused_1"] = function.namespace["cpp_fused_0"]
     check(function, lambda: (torch.randn(8),))
     recording = only(function)
-    assert recording.player.staged > 0 and recording.player.plan.returned[0].view is None
+    assert set(engines(recording)) == {Engine.COPY} and (recording.player.staged == 0) is inside
+    assert (recording.player.plan.returned[0].view is None) is (size != (6,))
 
 
 @pytest.mark.parametrize("make", [lambda: torch.randn(6, 6)[1:5, ::2], lambda: torch.randn(1, 4).expand(3, 4)])

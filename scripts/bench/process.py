@@ -23,6 +23,7 @@ PRELOADED = "scripts.bench.preload"
 TAIL = 15  # lines of a dead worker's log that are shown
 SETTLED = 0.3  # seconds after which processes that were stopped have nothing on the device any more
 DYING = 15.0  # seconds that are waited for the end of a process that was killed
+ASKING = "PYTORCH_NVML_BASED_CUDA_CHECK"
 METHODS = ("forkserver", "spawn")
 
 
@@ -39,12 +40,26 @@ class Gate:
 
 def context(method: str) -> Any:
     """How processes are started: `forkserver`, or `spawn` where something imported does not survive a fork."""
-    # Whether there is a GPU is asked by imports; the usual way to find out starts the driver, which forks cannot share.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     found = multiprocessing.get_context(method)
     if method == "forkserver":
         found.set_forkserver_preload([PRELOADED])
     return found
+
+
+@contextlib.contextmanager
+def asking_without_the_driver() -> Iterator[None]:
+    """For processes started meanwhile, and the server of forks, a GPU is there if the management library says so.
+
+    Imports ask for it; the usual way to find out starts the driver, which forks cannot share.
+    """
+    before = os.environ.get(ASKING)
+    os.environ[ASKING] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ASKING]
+        if before is not None:
+            os.environ[ASKING] = before
 
 
 class Process:
@@ -74,7 +89,8 @@ class Process:
         self._gate, theirs = chosen.Pipe()
         given = (work, [*arguments, "--out", str(self.answer)], str(self.log), dict(environment), theirs)
         self._process = chosen.Process(target=_begin, args=given)
-        self._process.start()
+        with asking_without_the_driver():
+            self._process.start()
         theirs.close()
 
     @property

@@ -20,7 +20,7 @@ import pygraph_inductor
 from pygraph_inductor import config, environment
 from scripts.bench import correct, results, run
 from scripts.bench.measure import Runner, back_to_back, interleave
-from scripts.bench.process import DYING, METHODS, Process
+from scripts.bench.process import ASKING, DYING, METHODS, Process
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
 from scripts.bench.results import Memory, VariantResult, load
 from scripts.bench.run import Options, Run, part
@@ -126,7 +126,8 @@ def probes_forever(arguments, gate) -> int:
 
 def says_what_it_has(arguments, gate) -> int:
     modules = ["torch._inductor.compile_fx", "scripts.bench.workloads.pyhpc"]
-    Path(arguments[-1]).write_text(json.dumps({"has": [name in sys.modules for name in modules]}))
+    found = [*(name in sys.modules for name in modules), ASKING in os.environ]
+    Path(arguments[-1]).write_text(json.dumps({"has": found}))
     return 0
 
 
@@ -249,7 +250,8 @@ def test_processes_have_imported_what_they_need_before_they_begin(tmp_path):
     process = Process("one", here(says_what_it_has), [], tmp_path, {}, 60.0, METHODS[0])
     while process.running():
         time.sleep(0.05)
-    assert process.found() == ({"has": [True, True]}, None), process.log.read_text()
+    assert process.found() == ({"has": [True, True, True]}, None), process.log.read_text()
+    assert ASKING not in os.environ, "other code of this process asks as ever"
 
 
 def test_processes_that_take_much_of_the_gpu_are_not_prepared_together(options, monkeypatch):

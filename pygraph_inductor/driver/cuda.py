@@ -296,18 +296,18 @@ class CudaDriver:
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return torch.cuda.mem_get_info(self.device)[0] + cached
 
-    def soil_free_memory(self, byte: int) -> None:
+    def soil_free_memory(self, byte: int, small_only: bool = False) -> None:
         # The allocator gives out the block that fits best: asking for the sizes of all that is free, the largest
         # first, gets just that, and nobody else can be in it meanwhile.
         with contextlib.suppress(RuntimeError):  # out of memory, or an allocator that tells nothing of itself
             held: list[torch.Tensor] = []
             with contextlib.suppress(torch.OutOfMemoryError):
-                for size in sorted(self._free_blocks(), reverse=True):
+                for size in sorted(self._free_blocks(small_only), reverse=True):
                     held.append(torch.empty(size, dtype=torch.uint8, device=self.device))
             for block in held:
                 block.fill_(byte)
 
-    def _free_blocks(self) -> list[int]:
+    def _free_blocks(self, small_only: bool) -> list[int]:
         """The sizes to ask the allocator for to get all that is free for the current stream."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         sizes: list[int] = []
@@ -316,7 +316,7 @@ class CudaDriver:
             small = segment["segment_type"] == "small"
             # A large segment that can grow would rather do so than give out what it has.
             grows = segment.get("is_expandable") and not small
-            if not ours or grows or tuple(segment["segment_pool_id"]) != (0, 0):
+            if not ours or grows or (small_only and not small) or tuple(segment["segment_pool_id"]) != (0, 0):
                 continue
             for block in segment["blocks"]:
                 if block["state"] == "inactive":

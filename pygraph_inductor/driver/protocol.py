@@ -283,10 +283,11 @@ class Driver(Protocol):
     def free_bytes(self) -> int:
         """Memory that could still be allocated."""
 
-    def soil_free_memory(self, byte: int) -> None:
+    def soil_free_memory(self, byte: int, small_only: bool = False) -> None:
         """Overwrite what the allocator holds free, so that memory that a call does not write differs between calls.
 
-        Best effort, and only for the current stream's memory. Needs `guard`.
+        `small_only`: where tensors of up to a megabyte are made, which takes little time however much is free. Best
+        effort, and only for the current stream's memory. Needs `guard`.
         """
 
     def release_cached(self) -> None:

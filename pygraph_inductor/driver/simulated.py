@@ -303,7 +303,7 @@ class SimulatedDriver:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def soil_free_memory(self, byte: int) -> None:
+    def soil_free_memory(self, byte: int, small_only: bool = False) -> None:
         """Nothing is cached here: plain calls have their memory from the process's own allocator."""
 
     def release_cached(self) -> None:

@@ -33,6 +33,19 @@ def test_free_memory_is_soiled_and_nothing_else() -> None:
         assert bool((tensor == 0xA5).all()), tensor.numel()
 
 
+def test_only_small_free_memory_is_soiled_where_that_is_enough() -> None:
+    driver = driver_for(torch.device("cuda", torch.cuda.current_device()))
+    sizes = (100, 5000, 3 << 20, 30 << 20)
+    freed = [torch.full((size,), 9, dtype=torch.uint8, device=DEVICE) for size in sizes]
+    del freed
+    gc.collect()
+    with driver.guard():
+        driver.soil_free_memory(9)
+        driver.soil_free_memory(0xA5, small_only=True)
+    again = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in sizes]
+    assert [bool((tensor == 0xA5).all()) for tensor in again] == [True, True, False, False]
+
+
 _EXPANDABLE = """
 import torch
 from pygraph_inductor.recording.function import driver_for

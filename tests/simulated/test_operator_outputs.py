@@ -45,7 +45,7 @@ def test_memory_that_nobody_writes_is_not_copied(monkeypatch: pytest.MonkeyPatch
     """As attention's random state without dropout: a copy would be of what happens to be in the pool."""
     driver = SimulatedDriver()
     found = [7]  # in memory that a plain call does not write
-    monkeypatch.setattr(driver, "soil_free_memory", lambda byte: found.__setitem__(0, byte))
+    monkeypatch.setattr(driver, "soil_free_memory", lambda byte, small_only=False: found.__setitem__(0, byte))
 
     def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
         out = namespace["empty_strided_cpu"]((8,), (1,), F32)

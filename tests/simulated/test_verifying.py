@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.recording.doubts import SOILS
 from pygraph_inductor.replay.player import guarded
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import F32, HandWritten, check
@@ -41,10 +42,12 @@ class WithState:
         self.driver = SimulatedDriver()
         self.contents = iter(contents)
         self.free = 0
+        self.soiled: list[tuple[int, bool]] = []
         monkeypatch.setattr(self.driver, "soil_free_memory", self._soil)
         self.function = HandWritten(self.body, self.driver)
 
-    def _soil(self, byte: int) -> None:
+    def _soil(self, byte: int, small_only: bool = False) -> None:
+        self.soiled.append((byte, small_only))
         self.free = byte
 
     def body(self, namespace: dict[str, Any], x: torch.Tensor) -> Any:
@@ -70,6 +73,15 @@ def test_a_state_that_nobody_writes_is_no_reason_to_run_plainly(found: Any, monk
     case = WithState(itertools.cycle(found), monkeypatch)
     case.answers_right(6)
     assert case.function.log.replays == 4, case.function.log.reasons
+
+
+def test_large_memory_is_filled_once_a_call_and_small_before_each_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes may be free, and a call may have hundreds of operators."""
+    case = WithState(itertools.repeat(None), monkeypatch)
+    case.answers_right(3)
+    once = [(byte, is_small) for byte in SOILS for is_small in (False, True)]
+    assert [first for first, _ in itertools.groupby(case.soiled)] == once
+    assert [one for one in case.soiled if not one[1]] == once[::2]
 
 
 @pytest.mark.parametrize("found", [[100], [100, 101]])
@@ -105,7 +117,7 @@ def test_memory_that_generated_code_leaves_unwritten_is_soiled_before_the_call(m
     """It is allocated without an operator."""
     driver = SimulatedDriver()
     free = [7]
-    monkeypatch.setattr(driver, "soil_free_memory", lambda byte: free.__setitem__(0, byte))
+    monkeypatch.setattr(driver, "soil_free_memory", lambda byte, small_only=False: free.__setitem__(0, byte))
 
     def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
         unwritten = namespace["empty_strided_cpu"]((2,), (1,), torch.int64)
@@ -124,7 +136,7 @@ def test_memory_that_generated_code_leaves_unwritten_is_soiled_before_the_call(m
 
 def test_memory_is_left_alone_where_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimulatedDriver()
-    monkeypatch.setattr(driver, "soil_free_memory", lambda byte: pytest.fail("soiled"))
+    monkeypatch.setattr(driver, "soil_free_memory", lambda byte, small_only=False: pytest.fail("soiled"))
     check(HandWritten(doubled, driver), make)
 
 

@@ -275,6 +275,13 @@ def _share(variant: VariantResult) -> str:
     return f"{100 * profile.kernels_in_graphs / profile.kernels:.2f} %" if profile and profile.kernels else "-"
 
 
+def _compiled_share(variant: VariantResult) -> str:
+    profile = variant.profile
+    if profile is None or not profile.kernels or profile.kernels_compiled is None:
+        return "-"
+    return f"{100 * profile.kernels_compiled / profile.kernels:.2f} %"
+
+
 def _bytes(result: Result, name: str) -> str:
     value = goals.extra_bytes(result, name)
     return "-" if value is None else human_bytes(value)
@@ -339,7 +346,8 @@ def ablation_cell(result: Result, name: str) -> str:
 
 def resources_table(main: Sequence[Result]) -> str:
     heads = ["workload", "copied, stock", "copied, ours", "host to device, stock", "host to device, ours"]
-    heads += ["kernels", "in graphs, stock", "in graphs, ours", "steady memory, stock", "steady memory, ours"]
+    heads += ["kernels", "of compiled code", "in graphs, stock", "in graphs, ours"]
+    heads += ["steady memory, stock", "steady memory, ours"]
     heads += ["peak, stock", "peak, ours", "to steady, stock", "to steady, ours", "recordings", "cuts"]
     rows = []
     for result in main:
@@ -351,7 +359,8 @@ def resources_table(main: Sequence[Result]) -> str:
         counted = [graphs.recordings, len(graphs.cuts)] if graphs else ["-", "-"]
         copied = [_bytes(result, STOCK.name), _bytes(result, OURS.name)]
         kernels = f"{profile.kernels:,.0f}" if profile else "-"
-        rows.append((result.workload, *copied, *host, kernels, _share(stock), _share(ours), *memory, *start, *counted))
+        shares = [_compiled_share(ours), _share(stock), _share(ours)]
+        rows.append((result.workload, *copied, *host, kernels, *shares, *memory, *start, *counted))
     return table(heads, rows)
 
 

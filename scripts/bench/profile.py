@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from scripts.bench.results import Activity, Profile
 
 HEAVIEST = 16  # device activities that a result names
 COPIES = ("aten::copy_", "aten::_foreach_copy_")
+COMPILED = "## Call CompiledFxGraph"  # how Inductor names the calls of what it compiled
 DIRECTIONS = {"DtoD": "device_to_device", "HtoD": "host_to_device", "DtoH": "device_to_host"}
 SIZES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short int": 2,
@@ -43,18 +46,21 @@ def profiled(iterate: Callable[[], Any], iterations: int) -> Profile:
 
 def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
     """Count what a Chrome trace says. A kernel belongs to a graph if the call that launched it launched a graph."""
-    launchers: dict[Any, str] = {}
+    launchers: dict[Any, dict[str, Any]] = {}
+    compiled = Ranges()
     operators: dict[Any, dict[str, Any]] = {}
     device: list[dict[str, Any]] = []
     for event in events:
         category, args = event.get("cat"), event.get("args", {})
         if category in ("cuda_runtime", "cuda_driver"):
-            launchers[args.get("correlation")] = event["name"]
+            launchers[args.get("correlation")] = event
         elif category == "cpu_op":
             operators[args.get("External id")] = event
+            if event["name"].startswith(COMPILED):
+                compiled.add(event)
         elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
             device.append(event)
-    kernels = in_graphs = busy = 0.0
+    kernels = in_graphs = in_compiled = busy = 0.0
     copied = dict.fromkeys((*DIRECTIONS.values(), "other"), 0.0)
     counted: set[Any] = set()
     by_name: dict[str, tuple[int, float]] = {}
@@ -63,29 +69,48 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
         busy += event.get("dur", 0.0)
         count, spent = by_name.get(event["name"], (0, 0.0))
         by_name[event["name"]] = (count + 1, spent + event.get("dur", 0.0))
-        graph = "GraphLaunch" in launchers.get(args.get("correlation"), "")
+        launcher = launchers.get(args.get("correlation"), {"name": ""})
+        graph = "GraphLaunch" in launcher["name"]
         if event["cat"] == "gpu_memcpy":
             direction = next((DIRECTIONS[d] for d in DIRECTIONS if d in event["name"]), "other")
             copied[direction] += args.get("bytes", 0)
         elif event["cat"] == "kernel":
             kernels += 1
             in_graphs += graph
+            in_compiled += compiled.hold(launcher)
             origin = args.get("External id")
             operator = operators.get(origin)
             if not graph and operator is not None and operator["name"] in COPIES and origin not in counted:
                 counted.add(origin)  # a list of tensors may take several kernels
                 copied["device_to_device"] += bytes_of(operator["args"], event["name"])
-    launches = sum("GraphLaunch" in name for name in launchers.values())
+    launches = sum("GraphLaunch" in launcher["name"] for launcher in launchers.values())
     heaviest = sorted(by_name.items(), key=lambda item: -item[1][1])[:HEAVIEST]
     return Profile(
         iterations=iterations,
         kernels=kernels / iterations,
         kernels_in_graphs=in_graphs / iterations,
+        kernels_compiled=in_compiled / iterations,
         graph_launches=launches / iterations,
         busy_us=busy / iterations,
         copied_bytes={kind: amount / iterations for kind, amount in copied.items()},
         heaviest=[Activity(name, count / iterations, spent / iterations) for name, (count, spent) in heaviest],
     )
+
+
+class Ranges:
+    """Spans of time by thread, none of which overlap unless one holds the other."""
+
+    def __init__(self) -> None:
+        self._by_thread: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+
+    def add(self, event: dict[str, Any]) -> None:
+        bisect.insort(self._by_thread[event["tid"]], (event["ts"], event["ts"] + event["dur"]))
+
+    def hold(self, event: dict[str, Any]) -> bool:
+        """Whether the event began within one of its thread's spans."""
+        spans = self._by_thread.get(event.get("tid"), [])
+        started = spans[: bisect.bisect_right(spans, (event.get("ts", 0.0), math.inf))]
+        return any(end > event["ts"] for _, end in reversed(started))
 
 
 def bytes_of(args: dict[str, Any], kernel: str) -> float:

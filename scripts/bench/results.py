@@ -62,7 +62,10 @@ class Activity:
 
 @dataclass
 class Profile:
-    """Per iteration, from the profiler: kernels, graph launches, busy time, bytes copied by kind."""
+    """Per iteration, from the profiler: kernels, graph launches, busy time, bytes copied by kind.
+
+    `kernels_compiled` are those launched in calls of compiled functions, in graphs or not; None in older data.
+    """
 
     iterations: int
     kernels: float
@@ -71,6 +74,7 @@ class Profile:
     busy_us: float
     copied_bytes: dict[str, float]
     heaviest: list[Activity] = field(default_factory=list)
+    kernels_compiled: float | None = None
 
 
 @dataclass

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from scripts.bench.profile import read_trace
+from scripts.bench.profile import COMPILED, read_trace
 
 
-def launch(name: str, correlation: int) -> dict:
-    return {"ph": "X", "cat": "cuda_runtime", "name": name, "args": {"correlation": correlation}}
+def launch(name: str, correlation: int, at: float = 0.0, thread: int = 1) -> dict:
+    args = {"correlation": correlation}
+    return {"ph": "X", "cat": "cuda_runtime", "name": name, "ts": at, "tid": thread, "args": args}
+
+
+def call_of_compiled_code(start: float, end: float, thread: int = 1) -> dict:
+    name = "## Call CompiledFxGraph fabc ##"
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": start, "dur": end - start, "tid": thread, "args": {}}
 
 
 def kernel(name: str, correlation: int, origin: int = 0, microseconds: float = 2.0) -> dict:
@@ -32,6 +39,29 @@ def test_kernels_of_a_graph_launch_are_in_graphs():
     )
     assert (found.kernels, found.kernels_in_graphs, found.graph_launches) == (3, 2, 1)
     assert found.busy_us == 6.0
+
+
+def test_kernels_of_compiled_code_are_those_launched_in_its_calls():
+    events = [
+        launch("cuLaunchKernel", 1, at=5),  # before
+        call_of_compiled_code(10, 30),
+        call_of_compiled_code(12, 14),  # one in the other, which goes on after it
+        launch("cudaGraphLaunch", 2, at=13),
+        launch("cuLaunchKernel", 3, at=20),
+        launch("cuLaunchKernel", 4, at=20, thread=2),  # another thread's
+        launch("cuLaunchKernel", 5, at=31),  # after
+        *(kernel("k", correlation) for correlation in (1, 2, 2, 3, 4, 5, 6)),
+    ]
+    found = read_trace(events, 1)
+    assert (found.kernels, found.kernels_compiled, found.kernels_in_graphs) == (7, 3, 2)
+
+
+def test_inductor_names_its_calls_as_we_read_them():
+    doubled = torch.compile(lambda x: x * 2 + 1)
+    doubled(torch.ones(3))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        doubled(torch.ones(3))
+    assert any(event.name.startswith(COMPILED) for event in found.events())
 
 
 def test_copies_are_told_apart_by_direction():

@@ -14,8 +14,9 @@ import torch
 from pygraph_inductor.recording.contents import same_bits
 from pygraph_inductor.replay.views import bytes_of, covers_its_span, overlaps_itself
 
-UNTOUCHED = 0xA5  # every byte of what a verified replay returns, until the replay writes there
-SOILS = (UNTOUCHED, 0x5A)  # what free memory is filled with before plain calls that show what they leave unwritten
+# What memory is filled with, in turns, to see what a call leaves unwritten. What is left both times was not written; a
+# value that is right may look like one of them.
+SOILS = (0xA5, 0x5A)
 _TOLERANCE = 4  # times the difference between plain calls
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 24  # elements; each takes some 40 bytes while it is compared
@@ -32,67 +33,64 @@ class Difference:
 class Doubt:
     """Holds what was expected, which elements nobody writes, and the largest differences so far.
 
-    First come the plain calls in soiled memory (`soiled_call_gave`), then the comparison, then more plain calls.
+    First come the plain calls in soiled memory (`soiled_call_gave`), then replays whose outputs were filled
+    (`replay_left`), then the comparison, and then more plain calls.
     """
 
     def __init__(self, expected: torch.Tensor, replayed: torch.Tensor) -> None:
         self._expected = expected
         self._plain = self._distance = Difference()
         self._where: torch.Tensor | None = None  # the elements that are compared; None: all
-        # Per element, where there are any: left by soiled plain calls as they were; left by the replay, and missing.
+        # Per element, whether all soiled plain calls have left it as it was; and all replays, where plain calls write.
         self._unwritten: torch.Tensor | None = None
         self._missing: torch.Tensor | None = None
+        self._lacks_writes = False
         self._replayed: torch.Tensor | None = replayed
-
-    def look_for_missing(self) -> None:
-        """Where the replay left elements as they were filled: every byte was `UNTOUCHED` before."""
-        assert self._replayed is not None
-        untouched = _left(self._expected, self._replayed, UNTOUCHED)
-        if bool(untouched.any()):
-            self._missing = untouched & _other_bits(self._expected, self._replayed)
-            self._where = ~untouched
 
     def soiled_call_gave(self, repeated: torch.Tensor, byte: int) -> bool:
         """Take in a plain call that found every byte of free memory like this; whether it may have left some so."""
         left = _left(self._expected, repeated, byte)
-        if self._missing is not None and byte == UNTOUCHED:
-            self._missing &= ~left
         self._unwritten = left if self._unwritten is None else self._unwritten & left
         return bool(self._unwritten.any())
+
+    def replay_left(self, byte: int, replayed: torch.Tensor | None = None) -> bool:
+        """Take in where the replay (or another one, which gave `replayed`) left its output as it was filled, with this
+        byte; whether it may lack writes there.
+        """
+        given = self._replayed if replayed is None else replayed
+        assert given is not None
+        left = _left(self._expected, given, byte)
+        if self._unwritten is not None:
+            left &= ~self._unwritten
+        self._missing = left if self._missing is None else self._missing & left
+        return bool(self._missing.any())
 
     def compare(self) -> None:
         """Measure how far the replay is off, and let go of it."""
         assert self._replayed is not None
         if self._unwritten is not None and bool(self._unwritten.any()):
-            written = ~self._unwritten
-            self._where = written if self._where is None else self._where & written
-            if self._missing is not None:
-                self._missing &= written
+            self._where = ~self._unwritten
+        self._lacks_writes = self._missing is not None and bool(self._missing.any())
         self._distance = difference(self._expected, self._replayed, self._where)
-        self._replayed = self._unwritten = None
+        self._replayed = self._unwritten = self._missing = None
 
     def plain_call_gave(self, repeated: torch.Tensor) -> None:
         """Take in what another plain call gave."""
         found = difference(self._expected, repeated, self._where)
         self._plain = Difference(max(self._plain.gap, found.gap), max(self._plain.count, found.count))
-        if self._missing is not None:
-            self._missing &= ~_left(self._expected, repeated, UNTOUCHED)
 
     @property
     def may_be_chance(self) -> bool:
         """Whether plain calls vary, so that some more of them may come to differ as much as the replay does."""
         return 0.0 < self._plain.gap < math.inf and not self._lacks_writes
 
-    @property
-    def _lacks_writes(self) -> bool:
-        return self._missing is not None and bool(self._missing.any())
-
     def complaint(self) -> str | None:
         """What is wrong with the replay, None if nothing is.
 
         Elements that a plain call leaves as the memory was are nobody's business: the random state that attention
         returns without dropout. A replay leaves them, too, or has there what an intermediate left behind. That plain
-        calls vary there would not do: so do sums of atomic additions.
+        calls vary there would not do: so do sums of atomic additions. Nor would one byte that looks left: elements of
+        one or two bytes come by all values.
         """
         distance, plain = self._distance, self._plain
         if self._lacks_writes:
@@ -162,10 +160,6 @@ def _differs(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Per element of two flat tensors, whether any bit differs."""
     bits = (first.contiguous().view(torch.uint8) != second.contiguous().view(torch.uint8)).view(-1, first.itemsize)
     return bits.any(dim=1)
-
-
-def _other_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.cat([_differs(first, second) for _, first, second in _pieces(a, b)])
 
 
 def _left(a: torch.Tensor, b: torch.Tensor, byte: int) -> torch.Tensor:

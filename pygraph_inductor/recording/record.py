@@ -20,7 +20,6 @@ from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
 from pygraph_inductor.recording.capture_pair import captured_twice
 from pygraph_inductor.recording.copying import Inside, can_be_copied
-from pygraph_inductor.recording.doubts import UNTOUCHED
 from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
@@ -409,13 +408,14 @@ def _twins_for(
         return None
 
 
-def _guarded_replay(player: Player, inputs: Sequence[Any]) -> Any:
-    """A replay whose outputs cannot be right by accident, left over from the call before; nothing may be written
-    behind them, as by an intermediate that had been in the place of an output and was larger.
+def _guarded_replay(player: Player, inputs: Sequence[Any], filled: int) -> Any:
+    """A replay whose outputs are filled with a byte first: they cannot be right by accident, left over from the call
+    before. Nothing may be written behind them, as by an intermediate that had been in the place of an output and was
+    larger.
     """
-    fresh, guards = player.guarded_outputs(UNTOUCHED)
+    fresh, guards = player.guarded_outputs(filled)
     result = player.launch(inputs, player.prepare(inputs, fresh))
-    if not all(bool((guard == UNTOUCHED).all()) for guard in guards):
+    if not all(bool((guard == filled).all()) for guard in guards):
         raise Mismatch("the replay writes behind an output")
     return result
 

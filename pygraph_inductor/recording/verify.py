@@ -30,7 +30,7 @@ class Mismatch(RuntimeError):
 
 def verify(
     trial: Trial,
-    replay: Callable[[], Any],
+    replay: Callable[[int], Any],
     repeat: Callable[[], Any],
     driver: Driver,
     borrowed: Sequence[int],
@@ -39,10 +39,11 @@ def verify(
 ) -> None:
     """Replay once, compare with the trial. Raises `Mismatch`.
 
-    `repeat` is another plain call; together with the outputs of the replay that are in doubt, it must fit into `room`
-    bytes. `borrowed` are the positions of outputs that are inputs: they are compared as part
-    of the write set. `versioned` are the inputs, whose version counters stay. Afterwards inputs and
-    random state are as one plain call leaves them.
+    `replay` fills the outputs with a byte before it writes them; where it seems to have left some so, it is called once
+    more. `repeat` is another plain call; together with the outputs of the replay that are in doubt, it must fit into
+    `room` bytes. `borrowed` are the positions of outputs that are inputs: they are compared as part of the write set.
+    `versioned` are the inputs, whose version counters stay. Afterwards inputs and random state are as one plain call
+    leaves them.
     """
     with _versions_kept(versioned):
         try:
@@ -59,10 +60,10 @@ def _versions_kept(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _replay_and_compare(
-    trial: Trial, replay: Callable[[], Any], repeat: Callable[[], Any], driver: Driver, borrowed: set[int], room: int
+    trial: Trial, replay: Callable[[int], Any], repeat: Callable[[], Any], driver: Driver, borrowed: set[int], room: int
 ) -> None:
     _rewind(trial, driver)
-    replayed = listed(replay())
+    replayed = listed(replay(SOILS[0]))
     if not _same_random_state(trial.random_after, driver):
         raise Mismatch("the replay leaves another random state than the plain call")
     doubtful = _differing(trial.returned, replayed, borrowed)
@@ -80,11 +81,13 @@ def _replay_and_compare(
         )
     doubts = {position: Doubt(trial.returned[position], replayed[position]) for position in doubtful}
     del replayed
-    for doubt in doubts.values():
-        doubt.look_for_missing()
     written = [Doubt(kept, now) for kept, now in ([] if written_alike else trial.after.pairs())]
     for doubt in written:
-        doubt.compare()  # what plain calls write into the same memory comes later
+        doubt.compare()  # what other calls write into the same memory comes later
+    _find_unwritten(trial, doubts, repeat, driver)
+    _find_missing(trial, doubts, replay, driver)
+    for doubt in doubts.values():
+        doubt.compare()
     _settle(trial, doubts, written, repeat, driver)
 
 
@@ -132,7 +135,6 @@ def _settle(
     trial: Trial, doubts: dict[int, Doubt], written: Sequence[Doubt], repeat: Callable[[], Any], driver: Driver
 ) -> None:
     """More plain calls, one at a time, until it is known how much they differ. Raises `Mismatch`."""
-    _find_unwritten(trial, doubts, repeat, driver)
     for number in range(_MOST):
         if number >= _REPEATS and not _undecided([*doubts.values(), *written]):
             break
@@ -164,5 +166,14 @@ def _find_unwritten(trial: Trial, doubts: dict[int, Doubt], repeat: Callable[[],
         del repeated
         if not any(left):
             break
-    for doubt in doubts.values():
-        doubt.compare()
+
+
+def _find_missing(trial: Trial, doubts: dict[int, Doubt], replay: Callable[[int], Any], driver: Driver) -> None:
+    """What replays leave as it was filled, where plain calls write."""
+    first, second = SOILS
+    left = [doubt.replay_left(first) for doubt in doubts.values()]
+    if any(left):
+        _rewind(trial, driver)
+        again = listed(replay(second))
+        for position, doubt in doubts.items():
+            doubt.replay_left(second, again[position])

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from pygraph_inductor.recording import doubts
-from pygraph_inductor.recording.doubts import SOILS, UNTOUCHED, Difference, Doubt, difference
+from pygraph_inductor.recording.doubts import SOILS, Difference, Doubt, difference
+
+FIRST, SECOND = SOILS
 
 
 @pytest.fixture(autouse=True, params=[3, 1 << 24])
@@ -24,21 +26,31 @@ def doubt_of(
     *again: torch.Tensor,
     filled: bool = True,
     soiled: Sequence[torch.Tensor] = (),
+    second: torch.Tensor | None = None,
 ) -> Doubt:
-    """After plain calls in soiled memory, and then others. `filled`: so was what the replay wrote to."""
+    """After plain calls in soiled memory, and then others. `filled`: so was what the replay wrote to. What another one
+    gave is `second`: unless given, the same, where that was filled with the other byte.
+    """
     doubt = Doubt(expected, replayed)
-    if filled:
-        doubt.look_for_missing()
     for byte, repeated in zip(SOILS, soiled, strict=False):
         doubt.soiled_call_gave(repeated, byte)
+    if filled and doubt.replay_left(FIRST):
+        doubt.replay_left(SECOND, refilled(replayed) if second is None else second)
     doubt.compare()
     for repeated in again:
         doubt.plain_call_gave(repeated)
     return doubt
 
 
-def filled(size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full((size * dtype.itemsize,), UNTOUCHED, dtype=torch.uint8).view(dtype)
+def filled(size: int, dtype: torch.dtype, byte: int = FIRST) -> torch.Tensor:
+    return torch.full((size * dtype.itemsize,), byte, dtype=torch.uint8).view(dtype)
+
+
+def refilled(tensor: torch.Tensor) -> torch.Tensor:
+    """The same from memory that was filled with the other byte."""
+    elements = tensor.view(torch.uint8).clone().view(-1, tensor.itemsize)  # as bytes: other bools become True
+    elements[(elements == FIRST).all(dim=1)] = SECOND
+    return elements.view(tensor.dtype).view(tensor.shape)
 
 
 NAN, OTHER_NAN = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
@@ -94,15 +106,38 @@ def test_without_noise_nothing_is_allowed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_unwritten_elements_are_excused_where_plain_calls_leave_them_too(dtype: torch.dtype) -> None:
-    expected, replayed, again = torch.ones(6).to(dtype), torch.ones(6).to(dtype), torch.ones(6).to(dtype)
-    replayed.view(torch.uint8)[2 * dtype.itemsize : 4 * dtype.itemsize] = UNTOUCHED
-    doubt = doubt_of(expected, replayed)
-    assert "not written everywhere" in str(doubt.complaint())  # nothing says yet that plain calls do not either
-    for byte in (2, 3):  # one call may find other memory than the next
-        again.view(torch.uint8)[byte * dtype.itemsize : (byte + 1) * dtype.itemsize] = UNTOUCHED
-        doubt.plain_call_gave(again)
-        again = expected.clone()
-    assert doubt.complaint() is None
+    expected, replayed = torch.ones(6).to(dtype), torch.ones(6).to(dtype)
+    replayed.view(torch.uint8)[2 * dtype.itemsize : 4 * dtype.itemsize] = FIRST
+    assert "not written everywhere" in str(doubt_of(expected, replayed, soiled=soiled_with(expected)).complaint())
+    assert "not written everywhere" in str(doubt_of(expected, replayed, soiled=soiled_with(expected, 2)).complaint())
+    assert doubt_of(expected, replayed, soiled=soiled_with(expected, 2, 3)).complaint() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.float16])
+def test_unwritten_elements_are_not_excused_because_a_plain_call_gives_what_looks_left(dtype: torch.dtype) -> None:
+    """Short elements that vary come by every value."""
+    expected = torch.ones(1).to(dtype)
+    left, other = filled(1, dtype), torch.zeros(1).to(dtype)
+    for soiled in ([left, other], [other, filled(1, dtype, SECOND)], [left, left]):
+        doubt = doubt_of(expected, left, other, left, filled(1, dtype, SECOND), soiled=soiled)
+        assert "not written everywhere" in str(doubt.complaint())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.float16])
+def test_values_by_chance_like_those_that_memory_was_filled_with_are_values(dtype: torch.dtype) -> None:
+    """Large outputs with short elements hold such ones; where they vary, plain calls need not ever meet them."""
+    replayed = torch.cat([filled(1, dtype), torch.ones(7).to(dtype)])
+    expected, again = (torch.cat([bits_beside(replayed[:1], by), replayed[1:]]) for by in (1, -1))
+    right = doubt_of(expected, replayed, again, soiled=[expected, again], second=again)
+    assert right.complaint() is None
+    left = doubt_of(expected, replayed, again, soiled=[expected, again])
+    assert "not written everywhere" in str(left.complaint())
+
+
+def bits_beside(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """The values that are next to these."""
+    bits = torch.uint8 if tensor.itemsize == 1 else torch.int16
+    return (tensor.view(bits) + by).view(tensor.dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
@@ -114,23 +149,13 @@ def test_unwritten_elements_are_not_excused_because_plain_calls_vary(dtype: torc
     assert "not written everywhere" in str(doubt.complaint())
 
 
-def test_one_unwritten_element_that_plain_calls_write_is_too_many() -> None:
-    expected, replayed, again = torch.ones(6), torch.ones(6), torch.ones(6)
-    replayed[2:4] = filled(2, torch.float32)
-    again[2] = filled(1, torch.float32)[0]
-    again[3] = 2
-    doubt = doubt_of(expected, replayed)
-    doubt.plain_call_gave(again)
-    assert "not written everywhere" in str(doubt.complaint())
-
-
 @pytest.mark.parametrize("found", [1.0, filled(1, torch.float32).item()])
 def test_what_plain_calls_find_in_the_unwritten_does_not_widen_the_tolerance(found: float) -> None:
     """Also where the first one happened to find it filled."""
     expected, replayed, again = torch.ones(6), torch.ones(6), torch.ones(6)
     expected[0] = found
     replayed[0], replayed[1] = filled(1, torch.float32)[0], 1.001
-    doubt = doubt_of(expected, replayed)
+    doubt = doubt_of(expected, replayed, soiled=soiled_with(expected, 0))
     for value in (1e9, filled(1, torch.float32).item()):
         again[0] = value
         doubt.plain_call_gave(again)
@@ -175,20 +200,22 @@ def test_elements_are_taken_in_one_order_whatever_the_strides() -> None:
     expected = torch.arange(6.0).view(1, 3, 2).transpose(1, 2)
     replayed = torch.empty_strided((1, 2, 3), (99, 3, 1)).copy_(expected)
     replayed[0, 1, 0] = filled(1, torch.float32)[0]
-    again = expected.clone()
-    again[0, 1, 0] = filled(1, torch.float32)[0]
-    assert again.stride() != replayed.stride()
-    assert doubt_of(expected, replayed, again).complaint() is None
-    again = expected.clone()
-    again[0, 0, 1] = filled(1, torch.float32)[0]
-    assert "not written everywhere" in str(doubt_of(expected, replayed, again).complaint())
+    second = replayed.clone()
+    second[0, 1, 0] = filled(1, torch.float32, SECOND)[0]
+    for element, right in (((0, 1, 0), True), ((0, 0, 1), False)):
+        soiled = [expected.clone(), expected.clone()]
+        for again, byte in zip(soiled, SOILS, strict=True):
+            again[element] = filled(1, torch.float32, byte)[0]
+            assert again.stride() != replayed.stride()
+        doubt = doubt_of(expected, replayed, soiled=soiled, second=second)
+        assert ("not written everywhere" not in str(doubt.complaint())) is right
 
 
 def test_right_values_that_look_unwritten_are_right() -> None:
-    expected = torch.tensor([UNTOUCHED, 1, UNTOUCHED, 3], dtype=torch.uint8)
-    replayed = torch.tensor([UNTOUCHED, 2, UNTOUCHED, 3], dtype=torch.uint8)
-    doubt = doubt_of(expected, replayed)
-    doubt.plain_call_gave(torch.tensor([UNTOUCHED, 0, UNTOUCHED, 3], dtype=torch.uint8))
+    expected = torch.tensor([FIRST, 1, FIRST, 3], dtype=torch.uint8)
+    replayed = torch.tensor([FIRST, 2, FIRST, 3], dtype=torch.uint8)
+    doubt = doubt_of(expected, replayed, second=replayed)
+    doubt.plain_call_gave(torch.tensor([FIRST, 0, FIRST, 3], dtype=torch.uint8))
     assert doubt.complaint() is None
 
 
@@ -228,6 +255,6 @@ def test_what_plain_calls_leave_as_it_was_is_nobodys_whatever_the_replay_has_the
 
 def test_a_value_that_looks_left_once_is_a_value() -> None:
     """A byte may be right as it is; no byte is right as two others."""
-    expected = torch.tensor([UNTOUCHED, 1, 2], dtype=torch.uint8)
+    expected = torch.tensor([FIRST, 1, 2], dtype=torch.uint8)
     replayed = torch.tensor([3, 1, 2], dtype=torch.uint8)
     assert "off by" in str(doubt_of(expected, replayed, expected, soiled=[expected, expected]).complaint())

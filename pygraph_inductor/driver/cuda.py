@@ -16,6 +16,7 @@ import torch
 
 from pygraph_inductor.driver.libcuda import Copy, DriverError, Fill, Kernel, bindings, checked
 from pygraph_inductor.driver.protocol import (
+    SMALL,
     CaptureFailed,
     NativeGraph,
     Node,
@@ -297,15 +298,28 @@ class CudaDriver:
         return torch.cuda.mem_get_info(self.device)[0] + cached
 
     def soil_free_memory(self, byte: int, small_only: bool = False) -> None:
-        # The allocator gives out the block that fits best: asking for the sizes of all that is free, the largest
-        # first, gets just that, and nobody else can be in it meanwhile.
+        # The allocator gives out the block that fits best: asking for the sizes of all that is free gets just that, and
+        # nobody else can be in it meanwhile.
         with contextlib.suppress(RuntimeError):  # out of memory, or an allocator that tells nothing of itself
             held: list[torch.Tensor] = []
             with contextlib.suppress(torch.OutOfMemoryError):
-                for size in sorted(self._free_blocks(small_only), reverse=True):
-                    held.append(torch.empty(size, dtype=torch.uint8, device=self.device))
+                self._take(self._free_blocks(small_only), held)
             for block in held:
                 block.fill_(byte)
+
+    def _take(self, sizes: list[int], held: list[torch.Tensor]) -> None:
+        """Allocate blocks of these sizes, until that takes new memory from the device: then they are not to be had,
+        because a thread allocates to a pool of the user's, sizes are rounded up, or another thread was faster.
+        """
+        # Parts of small blocks from the largest on, so that they fit; large ones, each a whole, from the smallest on,
+        # so that what is new is little.
+        sizes.sort(key=lambda size: (size > SMALL, size if size > SMALL else -size))
+        reserved = torch.cuda.memory_reserved(self.device)
+        for size in sizes:
+            held.append(torch.empty(size, dtype=torch.uint8, device=self.device))
+            if (size > SMALL or len(held) == 1) and torch.cuda.memory_reserved(self.device) > reserved:
+                held.pop()
+                return
 
     def _free_blocks(self, small_only: bool) -> list[int]:
         """The sizes to ask the allocator for to get all that is free for the current stream."""
@@ -331,15 +345,12 @@ class CudaDriver:
             torch._C._cuda_clearCublasWorkspaces()
 
 
-_SMALL = 1 << 20  # bytes; what is larger comes from large segments (PyTorch's CUDA caching allocator)
-
-
 def _requests(size: int, small: bool) -> list[int]:
     """What to ask the allocator for to get a free block of a small or large segment, and nothing new.
 
     A remainder of a large segment that is small is out of reach; nobody else gets it either.
     """
     if not small:
-        return [size] if size > _SMALL else []
-    whole, rest = divmod(size, _SMALL)
-    return [_SMALL] * whole + [rest] * (rest > 0)
+        return [size] if size > SMALL else []
+    whole, rest = divmod(size, SMALL)
+    return [SMALL] * whole + [rest] * (rest > 0)

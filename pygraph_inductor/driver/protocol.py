@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 T = TypeVar("T")
+SMALL = 1 << 20  # bytes; what is larger comes from other segments (PyTorch's CUDA caching allocator)
 # The device's default generator first.
 RandomState = list[tuple[torch.Generator, torch.Tensor]]
 
@@ -286,7 +287,7 @@ class Driver(Protocol):
     def soil_free_memory(self, byte: int, small_only: bool = False) -> None:
         """Overwrite what the allocator holds free, so that memory that a call does not write differs between calls.
 
-        `small_only`: where tensors of up to a megabyte are made, which takes little time however much is free. Best
+        `small_only`: where tensors of up to `SMALL` bytes are made, which takes little time however much is free. Best
         effort, and only for the current stream's memory. Needs `guard`.
         """
 

@@ -16,23 +16,29 @@ from pygraph_inductor.recording.allocations import storage_key
 class _Calls(TorchDispatchMode):
     supports_higher_order_operators = True  # whether one can be captured is not ours to say
 
-    def __init__(self, before: Callable[[], None], after: Callable[[Any], None]) -> None:
+    def __init__(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
         super().__init__()
         self._before = before
         self._after = after
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._before()
+        self._before(func)
         result = func(*args, **(kwargs or {}))
         self._after(result)
         return result
 
 
 @contextlib.contextmanager
-def before_each_operator(work: Callable[[], None]) -> Iterator[None]:
-    """Call `work` before every operator that code calls."""
-    with _Calls(work, lambda result: None):
+def before_operators_allocate(work: Callable[[], None]) -> Iterator[None]:
+    """Call `work` before every operator that may return memory of its own."""
+    with _Calls(lambda operator: work() if _may_allocate(operator) else None, lambda result: None):
         yield
+
+
+def _may_allocate(operator: Any) -> bool:
+    """Not what it returns is given to it: most operators in generated code write to `out`."""
+    schema = getattr(operator, "_schema", None)
+    return schema is None or any(returned.alias_info is None for returned in schema.returns)
 
 
 class Operators:
@@ -49,7 +55,7 @@ class Operators:
         with _Calls(self._begin, self._note):
             yield
 
-    def _begin(self) -> None:
+    def _begin(self, operator: Any) -> None:
         self._began = self._nodes_so_far()
 
     def _note(self, result: Any) -> None:

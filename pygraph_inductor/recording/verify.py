@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver, RandomState
+from pygraph_inductor.driver.protocol import SMALL, Driver, RandomState
 from pygraph_inductor.recording.allocations import storage_key
 from pygraph_inductor.recording.contents import same_bits
 from pygraph_inductor.recording.doubts import SOILS, Doubt
-from pygraph_inductor.recording.operators import before_each_operator
+from pygraph_inductor.recording.operators import before_operators_allocate
 from pygraph_inductor.recording.outputs import tensors_of
 from pygraph_inductor.recording.trial import Trial, listed
 
@@ -117,11 +117,11 @@ def _differing(expected: Sequence[Any], got: Sequence[Any], skip: set[int]) -> l
 
 
 @contextlib.contextmanager
-def _soiling(driver: Driver, byte: int) -> Iterator[None]:
-    driver.soil_free_memory(byte)  # what generated code allocates comes by no operator
+def _soiling(driver: Driver, byte: int, small_only: bool) -> Iterator[None]:
+    driver.soil_free_memory(byte, small_only)  # what generated code allocates comes by no operator
     # Until just before an operator allocates it, an intermediate may have been there, the same one in every call. What
     # operators leave unwritten is small; filling all that is free for each of hundreds would take seconds.
-    with before_each_operator(lambda: driver.soil_free_memory(byte, small_only=True)):
+    with before_operators_allocate(lambda: driver.soil_free_memory(byte, small_only=True)):
         yield
 
 
@@ -156,11 +156,14 @@ def _settle(
 def _find_unwritten(trial: Trial, doubts: dict[int, Doubt], repeat: Callable[[], Any], driver: Driver) -> None:
     """What plain calls leave as the memory was: known before anything is measured, which it would widen.
 
-    Left alike is only what is left so twice, with other bytes: a byte may well be right as it is.
+    Left alike is only what is left so twice, with other bytes: a byte may well be right as it is. Mostly this is about
+    a random state of a few bytes: then large memory is left alone, however much of it is free.
     """
+    sizes = storages_of([trial.returned[position] for position in doubts]).values()
+    small_only = all(nbytes <= SMALL for nbytes in sizes)
     for byte in SOILS if doubts else ():
         _rewind(trial, driver)
-        with _soiling(driver, byte):
+        with _soiling(driver, byte, small_only):
             repeated = listed(repeat())
         left = [doubt.soiled_call_gave(repeated[position], byte) for position, doubt in doubts.items()]
         del repeated

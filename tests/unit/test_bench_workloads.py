@@ -22,7 +22,7 @@ PAPER = {
     "MBERT", "TEFD", "ALNET", "DCGAN", "BERT", "LCNET", "DNET", "DBV2", "BSCG", "DGPT2", "STCLM", "DMLM",
 }  # fmt: skip
 # Sizes or values that depend on data cannot be followed without data.
-NEED_DATA = {"VM", "MOE", "UNET", "BSCG", "ADAM", "ADAMW-LR"}
+NEED_DATA = {"VM", "MOE", "UNET", "BSCG", "ADAM", "ADAM-CAP", "ADAMW-LR"}
 
 
 def needed(name: str) -> registry.Workload:
@@ -67,7 +67,7 @@ def test_checking_twice_gives_the_same_outcome(name):
     assert_same(correct.outcome(eager, setting), correct.outcome(eager, setting))
 
 
-@pytest.mark.parametrize("name", ["ADAM", "ADAMW-LR"])
+@pytest.mark.parametrize("name", ["ADAM", "ADAM-CAP", "ADAMW-LR"])
 def test_step_counts_that_were_moved_are_put_back(name):
     """Dynamo puts the counts of an optimizer on the device, as new tensors, when the step is first compiled there."""
     program, setting = WORKLOADS[name].program(CPU, tiny=True)
@@ -80,6 +80,23 @@ def test_step_counts_that_were_moved_are_put_back(name):
         eager.iterate(program.fresh(Draw(setting)))
     for _ in range(2):
         assert_same(before, correct.outcome(eager, setting))
+
+
+@pytest.mark.parametrize("name", ["t", "before", "after", "sigma"])
+def test_a_samplers_number_that_stays_what_it_was_is_seen(name):
+    """A graph that had frozen it would be wrong, and the comparison with eager must say so."""
+    program, setting = WORKLOADS["DDIM"].program(CPU, tiny=True)
+    position = list(inspect.signature(program.function).parameters).index(name)
+    seen: list[torch.Tensor] = []
+
+    def frozen(*inputs):
+        seen.append(inputs[position])
+        return program.function(*inputs[:position], seen[0], *inputs[position + 1 :])
+
+    right, wrong = (correct.outcome(Runner(EAGER, program, call), setting) for call in (program.function, frozen))
+    assert len({float(number) for number in seen}) == len(seen) // correct.ITERATIONS
+    assert all(number.device == CPU and number.dim() == 0 for number in seen)
+    assert correct.error(wrong, right) > 0.1
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -1,9 +1,11 @@
-"""Diffusion: a prior and a decoder that sample with schedules on the CPU, and one step of a latent U-Net."""
+"""Diffusion: a prior and a decoder with schedules on the CPU, one step of a latent U-Net, and its sampler."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -205,6 +207,27 @@ def dalle2(setting: Setting) -> Program:
     return Program(model, fresh)
 
 
+class Latent:
+    """A U-Net over latents that follows a text, at the sizes of its workloads; the first half of the texts is empty."""
+
+    def __init__(self, setting: Setting) -> None:
+        width, factors = setting.pick((192, (1, 2, 4, 4)), (8, (1, 2)))
+        self.side, self.text_width, self.words = setting.pick((64, 768, 77), (8, 16, 4))
+        self.batch = setting.batch
+        self.model = setting.place(UNet(4, width, factors, 4 * width, setting.pick(8, 2), self.text_width))
+
+    def noise(self, x: Tensor, t: Tensor, text: Tensor, guidance: float) -> Tensor:
+        """The noise in `x`, classifier-free guided; one time step for each of the texts."""
+        free, guided = self.model(torch.cat((x, x)), t, text).chunk(2)
+        return free + guidance * (guided - free)
+
+    def image(self, draw: Draw) -> Tensor:
+        return draw.normal(self.batch, 4, self.side, self.side)
+
+    def text(self, draw: Draw) -> Tensor:
+        return draw.normal(2 * self.batch, self.words, self.text_width)
+
+
 @workload(
     "UNET",
     title="latent diffusion U-Net, one guided step",
@@ -215,20 +238,53 @@ def dalle2(setting: Setting) -> Program:
     structure="a Python number of the schedule that changes every call, classifier-free guidance",
 )
 def latent_unet(setting: Setting) -> Program:
-    width, factors = setting.pick((192, (1, 2, 4, 4)), (8, (1, 2)))
-    side, text_width, words = setting.pick((64, 768, 77), (8, 16, 4))
-    model = setting.place(UNet(4, width, factors, 4 * width, setting.pick(8, 2), text_width))
+    latent = Latent(setting)
 
     def guided_step(x: Tensor, t: Tensor, text: Tensor, kept: Tensor) -> Tensor:
-        both = model(torch.cat((x, x)), torch.cat((t, t)), text)
-        free, guided = both.chunk(2)
-        noise = free + 7.5 * (guided - free)
+        noise = latent.noise(x, torch.cat((t, t)), text, 7.5)
         guess = (x - (1 - kept).sqrt() * noise) / kept.sqrt()
         return step(x, guess, kept, (kept * 1.01).clamp(max=0.999))
 
     def fresh(draw: Draw) -> tuple[Tensor, ...]:
-        n = setting.batch
         kept = torch.tensor(draw.host_number(0.2, 0.9))
-        return draw.normal(n, 4, side, side), draw.integers(1000, n), draw.normal(2 * n, words, text_width), kept
+        return latent.image(draw), draw.integers(1000, setting.batch), latent.text(draw), kept
 
     return Program(guided_step, fresh)
+
+
+@workload(
+    "DDIM",
+    title="latent diffusion U-Net, a sampler's ten steps",
+    suite="extra",
+    mode="inference",
+    batch=1,
+    precision="bf16",
+    structure="a loop around one compiled step; its time and schedule are 0-d CPU tensors, others in every call",
+)
+def ddim(setting: Setting) -> Program:
+    latent, steps = Latent(setting), setting.pick(10, 3)
+    kept, last = cosine_schedule(1000), torch.ones(())  # on the CPU, where the loop looks its steps up
+    stride = 1000 // steps
+    numbers = [n * stride for n in reversed(range(steps))]
+    times = torch.tensor(numbers)
+
+    def guided_step(
+        x: Tensor, t: Tensor, text: Tensor, before: Tensor, after: Tensor, sigma: Tensor, new: Tensor, guidance: float
+    ) -> Tensor:
+        noise = latent.noise(x, t.to(x.device).expand(len(text)), text, guidance)
+        guess = ((x - (1 - before).sqrt() * noise) / before.sqrt()).clamp(-1, 1)
+        return after.sqrt() * guess + (1 - after - sigma**2).sqrt() * noise + sigma * new
+
+    def sample(call: Callable[..., Any], inputs: Sequence[Any]) -> Tensor:
+        x, text, *noises = inputs
+        with torch.no_grad():
+            for number, t, new in zip(numbers, times, noises, strict=True):
+                before, after = kept[number], kept[number - stride] if number else last
+                sigma = 0.5 * ((1 - after) / (1 - before) * (1 - before / after)).sqrt()
+                x = call(x, t, text, before, after, sigma, new, 7.5)
+        return x
+
+    def fresh(draw: Draw) -> tuple[Tensor, ...]:
+        return latent.image(draw), latent.text(draw), *(latent.image(draw) for _ in range(steps))
+
+    return Program(guided_step, fresh, sample)

@@ -191,7 +191,32 @@ def optimizer_program(
     **EXTRA,
 )
 def adam(setting: Setting) -> Program:
-    return optimizer_program(setting, lambda p: torch.optim.Adam(p, lr=1e-3, foreach=True), scheduled=False)
+    return adam_program(setting, capturable=False)
+
+
+@workload(
+    "ADAM-CAP",
+    title="Adam, compiled, capturable",
+    mode="update",
+    batch=1,
+    precision="fp32",
+    structure="as ADAM, with step counts on the GPU from the beginning",
+    **EXTRA,
+)
+def capturable_adam(setting: Setting) -> Program:
+    return adam_program(setting, capturable=on_gpu(setting))
+
+
+def adam_program(setting: Setting, capturable: bool) -> Program:
+    def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=1e-3, foreach=True, capturable=capturable)
+
+    return optimizer_program(setting, make, scheduled=False)
+
+
+def on_gpu(setting: Setting) -> bool:
+    """Torch has no capturable optimizers on the CPU: tiny ones are ordinary there."""
+    return setting.device.type == "cuda"
 
 
 @workload(
@@ -204,7 +229,7 @@ def adam(setting: Setting) -> Program:
     **EXTRA,
 )
 def adamw(setting: Setting) -> Program:
-    capturable = setting.device.type == "cuda"
+    capturable = on_gpu(setting)
 
     def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
         rate = torch.tensor(1e-3, device=setting.device if capturable else "cpu")

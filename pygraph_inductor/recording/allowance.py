@@ -5,8 +5,11 @@ Sizes that never stop changing would otherwise be recorded for ever, each for th
 
 from __future__ import annotations
 
+import collections
+import statistics
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 BEHIND = "recording its shapes takes longer than their graphs have saved so far; rare ones stay plain"
 AT_ONCE = 2  # calls of a key until it is recorded
@@ -15,7 +18,11 @@ _SHARE = 0.5  # of what graphs have earned that may be spent on further ones
 _LEAST = 0.5  # of a recording's price that a key's calls must have been worth, whatever was earned
 _LOOK = 64  # one call in so many that came too early is a reason to add up again
 _GUESS = 50_000.0  # ns that a replay saves, where nothing was recorded that could tell: a launch or two from Python
+# ns that a replay is taken to save at least: that graphs of some sizes save nothing does not keep all others plain for
+# ever.
+_LITTLE = 5_000.0
 _MOST = 4096  # kinds of calls that are remembered
+_PRICES = 64  # of attempts that are remembered
 
 
 class Allowance:
@@ -33,11 +40,13 @@ class Allowance:
         self.expected_ns = _GUESS  # that a replay saves, by the cost model
         self._free = free
         self._attempts = 0
-        self._recording_ns = 0
+        # What the last ones took. The first may take seconds, to compile what the others find.
+        self._prices: collections.deque[int] = collections.deque(maxlen=_PRICES)
         self._owed_ns = 0  # of the total, what was not free
         self._early = 0
         self._is_old = False
-        self._with_attempts: set[tuple[int, ...]] = set()
+        # Of both, the oldest come first.
+        self._with_attempts: dict[tuple[int, ...], None] = {}
         self._unseen: dict[tuple[int, ...], int] = {}
 
     @property
@@ -48,10 +57,15 @@ class Allowance:
     def spend(self, ns: int, numbers: tuple[int, ...]) -> None:
         """An attempt to record a call with these ints took so long."""
         self._attempts += 1
-        self._recording_ns += ns
-        if len(self._with_attempts) >= _MOST:
-            self._with_attempts.clear()
-        self._with_attempts.add(numbers)
+        self._prices.append(ns)
+        _make_room(self._with_attempts)
+        self._with_attempts[numbers] = None
+        self.lose(ns)
+
+    def spend_more(self, ns: int) -> None:
+        """The last attempt, or one shortly before, was about another variant as well, which took so long."""
+        if self._prices:
+            self._prices[-1] += ns
         self.lose(ns)
 
     def lose(self, ns: float) -> None:
@@ -89,9 +103,9 @@ class Allowance:
         if not applies or not self._attempts:
             self.needed = AT_ONCE
             return
-        price = self._recording_ns / self._attempts
+        price = statistics.median(self._prices)
         missing = max(self._owed_ns - _SHARE * saved(gains) + price, _LEAST * price)
-        self.needed = min(max(AT_ONCE, int(missing / max(self._a_replay_saves(gains), 1.0)) + 1), ALWAYS - 1)
+        self.needed = min(max(AT_ONCE, int(missing / max(self._a_replay_saves(gains), _LITTLE)) + 1), ALWAYS - 1)
 
     def counted(self, numbers: tuple[int, ...]) -> int:
         """The calls with these ints that `skips` has seen."""
@@ -104,19 +118,26 @@ class Allowance:
         """
         if self.needed <= AT_ONCE or numbers in self._with_attempts:
             return False
-        if len(self._unseen) >= _MOST and numbers not in self._unseen:
-            self._unseen.clear()
-        count = self._unseen[numbers] = self._unseen.get(numbers, 0) + 1
+        _make_room(self._unseen)
+        count = self._unseen[numbers] = self._unseen.pop(numbers, 0) + 1  # the latest come last
         self._early += 1
         if self._early % _LOOK == 0:
             self._is_old = True
             return False
-        return count < self.needed
+        # Sizes that come in turns may never meet that one call.
+        return count < self.needed and count % _LOOK != 0
 
     def _a_replay_saves(self, gains: Collection[tuple[int, float]]) -> float:
         if replays := sum(count for count, _ in gains):
             return saved(gains) / replays
         return sum(gain for _, gain in gains) / len(gains) if gains else self.expected_ns
+
+
+def _make_room(known: dict[tuple[int, ...], Any]) -> None:
+    """Forget the older half of what is too much. Other threads may be at it."""
+    if len(known) >= _MOST:
+        for old in list(known)[: _MOST // 2]:
+            known.pop(old, None)
 
 
 def saved(gains: Collection[tuple[int, float]]) -> float:

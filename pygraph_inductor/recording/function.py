@@ -253,14 +253,17 @@ class RecordedFunction:
         self._settle(key, attempt)
         return attempt.result
 
-    def _recorded(self, request: Request) -> tuple[Attempt, int]:
-        """What came of an attempt, and how long it took."""
+    def _recorded(self, request: Request, again: bool = False) -> tuple[Attempt, int]:
+        """What came of an attempt, and how long it took. `again`: the key is recorded already."""
         clock = self._allowance.clock
         started = clock()
         attempt = record(request)
         took_ns = clock() - started
         with self._entries.lock:
-            self._allowance.spend(took_ns, numbers_of(request.inputs))
+            if again:
+                self._allowance.spend_more(took_ns)
+            else:
+                self._allowance.spend(took_ns, numbers_of(request.inputs))
         return attempt, took_ns
 
     def _request(self, inputs: list[Any], call: Call, pool: Pool, variant: Variant) -> Request:
@@ -442,7 +445,7 @@ class RecordedFunction:
             except Exception as error:
                 return self._after_error(inputs, error)
             request = self._request(inputs, call, pool, Variant.COPY)
-            attempt, _ = self._recorded(request)
+            attempt, _ = self._recorded(request, again=True)
             self._log.plain_calls += 1
             if attempt.recording is not None:
                 attempt.recording.gain_ns = recording.gain_ns

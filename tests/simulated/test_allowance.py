@@ -5,6 +5,7 @@ Times are those of a clock that only moves when told: recording takes 30 ms, a r
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterable
@@ -176,6 +177,68 @@ def test_each_recording_that_did_not_pay_makes_the_next_one_rarer() -> None:
     assert account.needed == 151, "half of what a recording costs, whatever was earned"
     account.add_up([(10**6, 100.0 * US)], applies=False)
     assert account.needed == AT_ONCE
+
+
+def behind(needed: int) -> Allowance:
+    """An account by which a key needs so many calls."""
+    account = Allowance(free=0, clock=lambda: 0)
+    account.keys, account.needed = 1, needed
+    return account
+
+
+def test_size_that_stays_is_counted_however_many_others_come_and_go() -> None:
+    account = behind(1000)
+    others = itertools.count(1)
+    for _ in range(1100):
+        account.skips((0,))
+        for _ in range(20):
+            account.skips((next(others),))
+    assert not account.skips((0,)) and account.counted((0,)) == 1101
+    assert len(account._unseen) <= allowance._MOST
+
+
+@pytest.mark.parametrize("period", [2, 4, 64])
+def test_each_size_is_looked_at_whatever_comes_in_between(period: int) -> None:
+    """Whether there is a choice for it that was pinned. Functions are called in a rhythm: once by each layer."""
+    account = behind(100_000)
+    looks = [size for _ in range(70) for size in range(period) if not account.skips((size,))]
+    assert set(looks) == set(range(period)) and len(looks) <= 70 * period / 30
+
+
+def test_what_comes_but_once_is_no_part_of_the_price() -> None:
+    """The first recording of a function compiles twins of its kernels, for seconds."""
+    account = Allowance(free=FREE, clock=lambda: 0)
+    for number, price in enumerate([5_000_000 * US, *[PRICE] * (FREE - 1)]):
+        account.keys += 1
+        account.spend(price, (number,))
+    account.keys += 1
+    account.add_up([(1, 100.0 * US)], applies=True)
+    assert 290 <= account.needed <= 310
+
+
+def test_recording_with_copies_as_well_uses_up_no_more_of_what_is_free() -> None:
+    account = Allowance(free=FREE, clock=lambda: 0)
+    for number in range(FREE):
+        account.keys += 1
+        account.spend(PRICE, (number,))
+        account.spend_more(PRICE)
+        account.lose(PRICE)
+    account.keys += 1
+    account.add_up([(1, 100.0 * US)], applies=True)
+    assert 590 <= account.needed <= 610, "the price of both"
+    assert account.total_ns == 3 * FREE * PRICE
+
+
+def test_nothing_stays_plain_for_ever_because_others_save_nothing() -> None:
+    """The first sizes may be large ones, whose graphs do not pay; then come small ones, thousands of times."""
+    account = Allowance(free=FREE, clock=lambda: 0)
+    account.expected_ns = 0.0
+    for number in range(FREE + 1):
+        account.keys += 1
+        account.spend(PRICE, (number,))
+    for gains in ([], [(10**6, 0.0)], [(10**6, 1.0)]):
+        account.add_up(gains, applies=True)
+        assert account.needed < 100_000
 
 
 def test_graphs_that_save_nothing_are_soon_not_tried_any_more(clock: Clock, timed: Callable[..., Timed]) -> None:

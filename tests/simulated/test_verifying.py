@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -212,3 +213,36 @@ def test_outputs_in_doubt_take_it_twice(allowed: int, replays: int) -> None:
     assert function.log.replays == replays, function.log.reasons
     if not replays:
         assert any("whether plain calls differ alike needs" in reason for reason in function.log.reasons)
+
+
+@pytest.mark.parametrize("failing", [[], SOILS[:1], SOILS[1:]])
+def test_soiled_calls_leave_no_trace(failing: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what they write, in random numbers, in versions; nor where they do not come to an end."""
+    driver = SimulatedDriver()
+    free, to_fail = [1], list(failing)
+    monkeypatch.setattr(driver, "soil_free_memory", lambda byte, small_only=False: free.__setitem__(0, byte))
+
+    def body(namespace: dict[str, Any], x: torch.Tensor, state: torch.Tensor) -> Any:
+        namespace["cpp_fused_0"](state, x, state)
+        noise = torch.ops.aten.rand.default([64, 64])
+        if free[0] in to_fail:
+            to_fail.clear()
+            raise torch.OutOfMemoryError("amidst a soiled call")
+        out = namespace["empty_strided_cpu"]((64, 64), (64, 1), F32)
+        namespace["cpp_fused_0"](out, x, state, noise)
+        unwritten = namespace["empty_strided_cpu"]((2,), (1,), torch.int64)
+        if not driver.is_capturing():
+            ctypes.memset(unwritten.data_ptr(), free[0], 16)
+        return out, unwritten
+
+    function = HandWritten(body, driver, mutated_inputs=frozenset({1}))
+    for number in range(5):
+        (x,), state = make(), torch.randn(64, 64)
+        kept, version, random = state.clone(), state._version, torch.get_rng_state()
+        out, after = function(x, state)[0], torch.get_rng_state()
+        torch.set_rng_state(random)
+        want = function.run([x, kept])[0]
+        assert torch.equal(out, want) and torch.equal(state, kept), f"call {number}"
+        assert torch.equal(after, torch.get_rng_state()), f"call {number}"
+        assert state._version == version
+    assert not to_fail and function.log.replays == (2 if failing else 3), function.log.reasons

@@ -438,7 +438,9 @@ def test_numbers_in_a_capture_of_the_user_are_frozen_as_in_eager():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["ST", "DALLE2", "MMC", "YOLO", "UNET", "STCLM", "XLNET-I", "MOE", "DECODE-S", "TEFD"])
+@pytest.mark.parametrize(
+    "name", ["ST", "DALLE2", "MMC", "YOLO", "UNET", "STCLM", "XLNET-I", "MOE", "DECODE-S", "TEFD", "DDIM", "ADAM-CAP"]
+)
 def test_model_follows_eager(name, monkeypatch):
     # Else convolutions of float32 are rounded to 10 bits, and DALLE2 divides by a hundredth afterwards.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -241,6 +241,24 @@ def test_nothing_stays_plain_for_ever_because_others_save_nothing() -> None:
         assert account.needed < 100_000
 
 
+def test_small_size_gets_its_graph_after_large_ones_whose_graphs_do_not_pay(
+    clock: Clock, timed: Callable[..., Timed]
+) -> None:
+    one = timed()
+    clock.graph = (400 * US, 400 * US)
+    call(one, [1 << number for number in range(3, 3 + FREE + 1) for _ in range(40)])
+    assert {decision.chosen for decision in one.log.decisions[:FREE]} == {"plain"}
+    clock.graph = (200 * US, 200 * US)
+    for made in range(60):
+        call(one, [2] * 100)
+        if one.function._entries.recordings():
+            break
+    assert made < 50
+    replays = one.log.replays
+    call(one, [2] * 100)
+    assert one.log.replays >= replays + 90
+
+
 def test_graphs_that_save_nothing_are_soon_not_tried_any_more(clock: Clock, timed: Callable[..., Timed]) -> None:
     """All of them turn out slower. Each class of sizes is a new chance, so there is an end only by what it costs."""
     clock.graph = (400 * US, 400 * US)

@@ -46,6 +46,19 @@ def test_only_small_free_memory_is_soiled_where_that_is_enough() -> None:
     assert [bool((tensor == 0xA5).all()) for tensor in again] == [True, True, False, False]
 
 
+def test_soiling_takes_no_memory_for_a_pool_of_the_users() -> None:
+    """A thread that allocates there gets none of what is free elsewhere, and keeps what it gets."""
+    driver = driver_for(torch.device("cuda", torch.cuda.current_device()))
+    freed = [torch.zeros(size, dtype=torch.uint8, device=DEVICE) for size in (100, 5000, 3 << 20, 300 << 20)]
+    del freed
+    gc.collect()
+    before = torch.cuda.memory_reserved()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool), driver.guard():
+        driver.soil_free_memory(0xA5)
+    assert torch.cuda.memory_reserved() - before <= 32 << 20
+
+
 _EXPANDABLE = """
 import torch
 from pygraph_inductor.recording.function import driver_for
@@ -117,3 +130,29 @@ def test_random_state_where_an_intermediate_was_is_nobodys() -> None:
         return [out.detach(), linear.weight.grad, linear.bias.grad]
 
     agree(step, lambda _: (torch.randn(4, 128, 64, device=DEVICE),), replays=2 * (CALLS - 2))
+
+
+def test_gigabytes_are_left_alone_for_the_sake_of_a_random_state() -> None:
+    """What is cached stays free for other threads, and out of the peak in statistics."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 192, device=DEVICE)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = linear(x).view(4, 128, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 128, 64)
+
+    call = compiled(attend)
+
+    def step(x: torch.Tensor) -> list[Any]:
+        linear.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = call(x)
+        out.float().sum().backward()
+        return [out.detach(), linear.weight.grad, linear.bias.grad]
+
+    cached = torch.empty(2 << 30, dtype=torch.uint8, device=DEVICE)
+    del cached
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    agree(step, lambda _: (torch.randn(4, 128, 64, device=DEVICE),), replays=2 * (CALLS - 2))
+    assert torch.cuda.max_memory_allocated() - before < 1 << 30

@@ -60,6 +60,7 @@ class Allowance:
         self._prices.append(ns)
         _make_room(self._with_attempts)
         self._with_attempts[numbers] = None
+        self._unseen.pop(numbers, None)  # these calls have had their recording
         self.lose(ns)
 
     def spend_more(self, ns: int) -> None:

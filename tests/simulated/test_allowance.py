@@ -205,6 +205,22 @@ def test_each_size_is_looked_at_whatever_comes_in_between(period: int) -> None:
     assert set(looks) == set(range(period)) and len(looks) <= 70 * period / 30
 
 
+def test_calls_that_a_recording_was_made_for_count_for_no_other(timed: Callable[..., Timed]) -> None:
+    """Where graphs crowd each other out, each has to earn its price anew."""
+    one = timed(settings=Settings(max_recordings=1, free_recordings=0))
+    needed = []
+    for size in (100, 1000, 100, 1000, 100, 1000):
+        made, before = 0, recordings(one)
+        while recordings(one) == before:
+            call(one, [size])
+            made += 1
+            assert made < 3000, needed
+        call(one, [size] * 2000)
+        needed.append(made)
+    assert needed[0] == AT_ONCE
+    assert all(made >= 0.45 * PRICE / (100 * US) for made in needed[1:]), needed
+
+
 def test_what_comes_but_once_is_no_part_of_the_price() -> None:
     """The first recording of a function compiles twins of its kernels, for seconds."""
     account = Allowance(free=FREE, clock=lambda: 0)

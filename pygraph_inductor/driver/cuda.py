@@ -252,6 +252,12 @@ class CudaDriver:
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
+    @contextlib.contextmanager
+    def scratch_pool(self) -> Iterator[Any]:
+        pool = torch.cuda.MemPool()  # unlike memory behind a mere handle, its memory is freed with it
+        yield pool.id
+        del pool
+
     def reserve(self, nbytes: int, fill: int) -> Reservation:
         if self._maps:
             return MappedRange(nbytes, self._index, fill)

@@ -247,6 +247,9 @@ class SimulatedDriver:
     def new_pool(self) -> MemoryPool:
         return self.arena.new_pool()
 
+    def scratch_pool(self) -> contextlib.AbstractContextManager[MemoryPool]:
+        return contextlib.nullcontext(self.arena.new_pool())
+
     def pool_bytes(self, pool: Any) -> int:
         return sum(end - start for start, end in pool.ranges())
 

@@ -20,7 +20,7 @@ from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.in_place import Block
 from pygraph_inductor.recording.indirection import Indirection
 from pygraph_inductor.recording.operators import Operators
-from pygraph_inductor.recording.pools import Pool
+from pygraph_inductor.recording.pools import Pool, ScratchPool
 from pygraph_inductor.recording.trial import Foreign, Trial, listed
 from pygraph_inductor.replay.plan import Layout
 from pygraph_inductor.replay.views import bytes_of
@@ -135,7 +135,7 @@ class Work:
     run: Callable[[list[Any]], Any]
     facts: Facts
     driver: Driver
-    pool: Pool
+    pool: Pool | ScratchPool
     inputs: Sequence[Any]
     generators: Sequence[torch.Generator]
     trial: Trial

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from pygraph_inductor.driver.protocol import Node, NodeKind
+from pygraph_inductor.driver.protocol import SMALL, Node, NodeKind
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
 from pygraph_inductor.recording.capture import Captured, StandInSpace, Work, capture_with
 from pygraph_inductor.recording.in_place import in_place_bindings
+from pygraph_inductor.recording.pools import ScratchPool
 from pygraph_inductor.replay.plan import Binding
 
 # No node mentions a block of so few bytes: nobody writes there, and a copy would be of what was in the pool before.
@@ -43,12 +44,43 @@ def captured_twice(work: Work, staging: Mapping[int, torch.Tensor]) -> Iterator[
             captured = capture_with(work, [staging[number] for number in range(len(work.places))])
             yield Pair(captured, Found(tuple(() for _ in work.places)), ())
             return
-        first = _capture(work, moving, staging, 0, spaces)
-        try:
-            second = _capture(work, moving, staging, 1, spaces)
-            yield _compared(work, moving, first, second)
-        finally:
-            first.graph.close()
+        yield _apart(work, moving, staging, spaces) or _pair(work, moving, staging, spaces, work)
+
+
+def _apart(
+    work: Work, moving: Sequence[int], staging: Mapping[int, torch.Tensor], spaces: contextlib.ExitStack
+) -> Pair | None:
+    """Both captures, the first one in memory of its own; None if that is not worth it, or does not help.
+
+    Outputs that operators allocate live until their capture ends. In one pool those of the first would keep the second
+    from their blocks, and the pool would be larger by them for as long as it lives.
+    """
+    if sum(buffer.foreign.nbytes for buffer in work.buffers if buffer.foreign is not None) <= SMALL:
+        return None
+    pair = None
+    with contextlib.suppress(torch.OutOfMemoryError), work.driver.scratch_pool() as handle:
+        pair = _pair(work, moving, staging, spaces, replace(work, pool=ScratchPool(handle)))
+    if pair is None:  # it takes intermediates twice; the exception that held what was captured is gone by now
+        work.driver.release_cached()
+        return None
+    if pair.found.unexplained is not None:
+        pair.captured.graph.close()
+        return None
+    return pair
+
+
+def _pair(
+    work: Work,
+    moving: Sequence[int],
+    staging: Mapping[int, torch.Tensor],
+    spaces: contextlib.ExitStack,
+    work_of_first: Work,
+) -> Pair:
+    first = _capture(work_of_first, moving, staging, 0, spaces)
+    try:
+        return _compared(work, moving, first, _capture(work, moving, staging, 1, spaces))
+    finally:
+        first.graph.close()
 
 
 def _capture(

@@ -79,6 +79,22 @@ class Pool:
         return self._driver.current_stream() == self._last_stream and not self._driver.is_capturing()
 
 
+class ScratchPool:
+    """Memory for one capture that is only looked at (`Driver.scratch_pool`)."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def handle(self) -> Any:
+        return self._handle
+
+    def adopt(self, graph: Graph) -> None:
+        """Nobody needs to know."""
+
+    def renew(self) -> None:
+        """There is no other capture."""
+
+
 _lock = threading.Lock()
 _pools: weakref.WeakValueDictionary[tuple[Any, Any], Pool] = weakref.WeakValueDictionary()
 

@@ -374,7 +374,9 @@ def _try_with(
         watched = indirection.watched if isinstance(indirection, Prepared) else indirection
         _log_engines(log, work, plan, watched)
     share = Share(work.facts.device, log.bytes_kept) if log.bytes_kept else None
-    return Recording(player, captured.graph, work.pool, tuple(work.generators), log, share=share, indirection=prepared)
+    return Recording(
+        player, captured.graph, request.pool, tuple(work.generators), log, share=share, indirection=prepared
+    )
 
 
 def _buffers(work: Work, numbers: Collection[int]) -> dict[int, torch.Tensor]:

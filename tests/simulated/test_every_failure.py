@@ -13,6 +13,7 @@ import torch
 from pygraph_inductor.driver import simulated
 from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedGraph
 from pygraph_inductor.driver.thread_globals import original_of
+from pygraph_inductor.recording import capture_pair
 from pygraph_inductor.recording.pools import pool_for
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import F32, HandWritten, same_bits
@@ -20,6 +21,7 @@ from tests.simulated.hand_written import F32, HandWritten, same_bits
 OF_DRIVER = (
     *("empty", "new_table", "reserve", "tensor_at", "capture", "new_pool", "owns", "is_capturing", "current_stream"),
     *("random_state", "set_random_state", "free_bytes", "soil_free_memory", "nodes_so_far", "pool_bytes"),
+    "scratch_pool",
 )
 OF_GRAPHS = ("instantiate", "update", "disable")  # what a launch raises is the caller's: it may have run by half
 
@@ -81,6 +83,7 @@ def fails_once(fails: Fails, engine: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_any_one_call_of_the_driver(
     engine: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(capture_pair, "SMALL", 0)  # so that captures are made apart, too
     for number in itertools.count(1):
         fails = Fails(kind("no"), number)
         fails_once(fails, engine, monkeypatch)

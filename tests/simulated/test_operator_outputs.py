@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,10 +14,19 @@ import torch
 from pygraph_inductor.driver.protocol import TABLE_WRITER, Area, Node, NodeKind
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording import capture_pair
+from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.in_place import Block, in_place_bindings
 from tests.simulated.hand_written import F32, HandWritten, check
 
 SIZE, STRIDE = (64, 64), (64, 1)
+
+
+@pytest.fixture(params=[None, 0], ids=["in one pool", "apart"], autouse=True)
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """What operators allocate beyond this has the first of two captures made in memory of its own."""
+    if request.param is not None:
+        monkeypatch.setattr(capture_pair, "SMALL", request.param)
+    return request.param
 
 
 def random() -> tuple[torch.Tensor]:
@@ -86,6 +97,59 @@ def test_writes_behind_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     function = HandWritten(sorted_into_a_freed_block)
     check(function, random)  # the answers stay right: on the copy engine
     assert function.recordings[0].log.slots == {"copy": 3}
+
+
+def sorted_rows(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+    return [tensor for row in range(4) for tensor in torch.ops.aten.sort.default(x[row])]
+
+
+def recorded(driver: SimulatedDriver, columns: int) -> HandWritten:
+    function = HandWritten(sorted_rows, driver)
+    check(function, lambda: (torch.randn(4, columns),))
+    assert len(function.recordings) == 1 and "memcpy" not in function.recordings[0].log.nodes
+    return function
+
+
+def test_a_pool_holds_what_operators_allocate_once() -> None:
+    driver = SimulatedDriver()
+    columns = 1 << 19
+    function = recorded(driver, columns)
+    gc.collect()
+    outputs = 4 * columns * (4 + 8)
+    assert outputs <= driver.arena.reserved_bytes < 1.8 * outputs
+    assert function.recordings[0].pool.nbytes() == driver.arena.reserved_bytes
+    assert driver.arena.allocated_bytes == 0
+
+
+def test_without_memory_for_two_captures_apart_they_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_pair, "SMALL", 0)
+    driver = SimulatedDriver()
+    asked = []
+
+    @contextlib.contextmanager
+    def too_small() -> Iterator[Any]:
+        asked.append(1)
+        with SimulatedDriver.scratch_pool(driver) as pool:
+            yield pool
+            raise torch.OutOfMemoryError("of the second capture")
+
+    monkeypatch.setattr(driver, "scratch_pool", too_small)
+    recorded(driver, 64)
+    assert asked
+
+
+def test_where_captures_apart_tell_nothing_they_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_pair, "SMALL", 0)
+    original, answers = capture_pair.find_bindings, []
+
+    def find(*arguments: Any) -> Found:
+        found = original(*arguments)
+        answers.append(found)
+        return Found(found.by_slot, "an intermediate moved like an input") if len(answers) == 1 else found
+
+    monkeypatch.setattr(capture_pair, "find_bindings", find)
+    function = recorded(SimulatedDriver(), 64)
+    assert len(answers) >= 2 and set(function.recordings[0].log.slots) == {"patch"}
 
 
 def _without_the_rule(original: Callable[..., Any]) -> Callable[..., Any]:

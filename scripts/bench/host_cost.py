@@ -236,22 +236,40 @@ def _one_round(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]
     return burst * 1e6, (time.perf_counter() - start) * 1e6
 
 
-def run(rounds: int, commit: str | None, training: bool, only: str = "") -> dict[str, Any]:
-    """Measure every row whose name has `only` in it; training steps with fewer rounds, since they take longer."""
-    environment = facts.environment("cuda")
+def run(
+    rounds: int,
+    commit: str | None,
+    training: bool,
+    only: str = "",
+    keep: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Measure every row whose name has `only` in it; training steps with fewer rounds, since they take longer.
+
+    `keep` gets all rows so far after each of them.
+    """
     torch._dynamo.config.recompile_limit = 64  # several variants share one function
-    measured = {row.name: measure(row, rounds) for row in ROWS if only in row.name}
-    for build, title in TRAINING if training else ():
-        if only in title:
-            measured[title] = measure(build(title), max(rounds // 6, 4))
-    return {
+    measured: dict[str, Any] = {}
+    found = {
         "unit": "microseconds",
         "rounds": rounds,
         "calls_per_burst": BURST,
-        "environment": environment,
+        "environment": facts.environment("cuda"),
         "commit": facts.commit(commit),
         "rows": measured,
     }
+
+    def add(name: str, row: Row, rounds: int) -> None:
+        measured[name] = measure(row, rounds)
+        if keep is not None:
+            keep(found)
+
+    for row in ROWS:
+        if only in row.name:
+            add(row.name, row, rounds)
+    for build, title in TRAINING if training else ():
+        if only in title:
+            add(title, build(title), max(rounds // 6, 4))
+    return found
 
 
 _ABOUT_FLOOR = "; `replay` is the plain call captured whole and replayed raw; the floor is nothing and the raw replay."
@@ -354,16 +372,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only rows with this in their name")
     parser.add_argument("--commit", help="the commit's name, where git cannot tell")
     parser.add_argument("--read", type=Path, help="a JSON file of an earlier run, in place of measuring")
-    parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
+    parser.add_argument("--out", type=Path, help="a JSON file for the numbers, written anew after each row")
     parser.add_argument("--page", type=Path, help="a Markdown file for the table")
     options = parser.parse_args()
+
+    def keep(found: dict[str, Any]) -> None:
+        if options.out is not None:
+            options.out.write_text(json.dumps(found, indent=2) + "\n")
+
     result = (
         json.loads(options.read.read_text())
         if options.read
-        else run(options.rounds, options.commit, options.training, options.only)
+        else run(options.rounds, options.commit, options.training, options.only, keep)
     )
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
     if options.page is not None:
         options.page.write_text(page(result))
     print(page(result))

@@ -239,7 +239,7 @@ def paper_overall(main: Sequence[Result], paper: dict[str, Any]) -> str:
             len(slower),
         )
     )
-    cold = [v for r in own if (v := goals.startup_ratio(r))]
+    cold = [v for r in own if (v := goals.cold_startup_ratio(r))]
     average = times(sum(cold) / len(cold)) if cold else "-"
     rows.append(
         (
@@ -346,7 +346,8 @@ def ablation_cell(result: Result, name: str) -> str:
 
 def resources_table(main: Sequence[Result]) -> str:
     heads = ["workload", "copied, stock", "copied, ours", "host to device, stock", "host to device, ours"]
-    heads += ["kernels", "of compiled code", "in graphs, stock", "in graphs, ours"]
+    knows = any(v.profile and v.profile.kernels_compiled is not None for r in main for v in r.variants.values())
+    heads += ["kernels", *(["of compiled code"] if knows else []), "in graphs, stock", "in graphs, ours"]
     heads += ["steady memory, stock", "steady memory, ours"]
     heads += ["peak, stock", "peak, ours", "to steady, stock", "to steady, ours", "recordings", "cuts"]
     rows = []
@@ -359,7 +360,7 @@ def resources_table(main: Sequence[Result]) -> str:
         counted = [graphs.recordings, len(graphs.cuts)] if graphs else ["-", "-"]
         copied = [_bytes(result, STOCK.name), _bytes(result, OURS.name)]
         kernels = f"{profile.kernels:,.0f}" if profile else "-"
-        shares = [_compiled_share(ours), _share(stock), _share(ours)]
+        shares = [*([_compiled_share(ours)] if knows else []), _share(stock), _share(ours)]
         rows.append((result.workload, *copied, *host, kernels, *shares, *memory, *start, *counted))
     return table(heads, rows)
 

@@ -52,12 +52,12 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
     device: list[dict[str, Any]] = []
     for event in events:
         category, args = event.get("cat"), event.get("args", {})
+        if category in ("cpu_op", "user_annotation") and event["name"].startswith(COMPILED):
+            compiled.add(event)  # an annotation before torch 2.14, since then an operator
         if category in ("cuda_runtime", "cuda_driver"):
             launchers[args.get("correlation")] = event
         elif category == "cpu_op":
             operators[args.get("External id")] = event
-            if event["name"].startswith(COMPILED):
-                compiled.add(event)
         elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
             device.append(event)
     kernels = in_graphs = in_compiled = busy = 0.0

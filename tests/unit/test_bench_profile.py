@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -13,9 +15,9 @@ def launch(name: str, correlation: int, at: float = 0.0, thread: int = 1) -> dic
     return {"ph": "X", "cat": "cuda_runtime", "name": name, "ts": at, "tid": thread, "args": args}
 
 
-def call_of_compiled_code(start: float, end: float, thread: int = 1) -> dict:
+def call_of_compiled_code(start: float, end: float, thread: int = 1, category: str = "cpu_op") -> dict:
     name = "## Call CompiledFxGraph fabc ##"
-    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": start, "dur": end - start, "tid": thread, "args": {}}
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "tid": thread, "args": {}}
 
 
 def kernel(name: str, correlation: int, origin: int = 0, microseconds: float = 2.0) -> dict:
@@ -41,11 +43,12 @@ def test_kernels_of_a_graph_launch_are_in_graphs():
     assert found.busy_us == 6.0
 
 
-def test_kernels_of_compiled_code_are_those_launched_in_its_calls():
+@pytest.mark.parametrize("category", ["cpu_op", "user_annotation"])
+def test_kernels_of_compiled_code_are_those_launched_in_its_calls(category):
     events = [
         launch("cuLaunchKernel", 1, at=5),  # before
-        call_of_compiled_code(10, 30),
-        call_of_compiled_code(12, 14),  # one in the other, which goes on after it
+        call_of_compiled_code(10, 30, category=category),
+        call_of_compiled_code(12, 14, category=category),  # one in the other, which goes on after it
         launch("cudaGraphLaunch", 2, at=13),
         launch("cuLaunchKernel", 3, at=20),
         launch("cuLaunchKernel", 4, at=20, thread=2),  # another thread's
@@ -56,12 +59,16 @@ def test_kernels_of_compiled_code_are_those_launched_in_its_calls():
     assert (found.kernels, found.kernels_compiled, found.kernels_in_graphs) == (7, 3, 2)
 
 
-def test_inductor_names_its_calls_as_we_read_them():
+def test_calls_of_compiled_code_are_found_in_a_real_trace(tmp_path):
     doubled = torch.compile(lambda x: x * 2 + 1)
     doubled(torch.ones(3))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         doubled(torch.ones(3))
-    assert any(event.name.startswith(COMPILED) for event in found.events())
+    found.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    [call] = [event for event in events if event.get("name", "").startswith(COMPILED) and event["ph"] == "X"]
+    inside = launch("cuLaunchKernel", 1, at=call["ts"] + call["dur"] / 2, thread=call["tid"])
+    assert read_trace([*events, inside, kernel("k", 1)], 1).kernels_compiled == 1
 
 
 def test_copies_are_told_apart_by_direction():

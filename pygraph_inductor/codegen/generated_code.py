@@ -48,6 +48,8 @@ class FunctionText:
     calls: frozenset[str]
     # Per call that is given inputs (no Triton kernels): what is called, and the input at each position or keyword.
     given: tuple[tuple[str, dict[int | str, int]], ...] = ()
+    # The module's Triton kernels, whether or not this function launches them.
+    kernels: frozenset[str] = frozenset()
 
     @property
     def reused(self) -> frozenset[int]:
@@ -67,7 +69,7 @@ def read(source: str) -> dict[str, FunctionText]:
     lines = source.splitlines()
     kernels = _triton_kernels(tree)
     texts = {
-        function.name: _Reader(lines, kernels).read(function)
+        function.name: replace(_Reader(lines, kernels).read(function), kernels=kernels)
         for function in _functions(tree)
         if function.name == "call" or function.name.startswith("partition_")
     }

@@ -40,6 +40,9 @@ class Facts:
     visible_outputs: frozenset[int] | None = None
     # Globals of the generated module.
     namespace: dict[str, Any] = field(default_factory=dict)
+    # The Triton kernels of the generated module. They are compiled for tensors at multiples of 16 bytes, or for any:
+    # unlike those of libraries they are not chosen by a call's addresses.
+    triton_kernels: frozenset[str] = frozenset()
     # The names in `namespace` that allocate tensors.
     allocators: tuple[str, ...] = ()
     # Positions of an attention's random seed and offset: a plain call wants them on the host (codegen/attention_seeds).

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor.driver.protocol import TWIN, Driver, Graph, NodeKind, UpdateRefused
+from pygraph_inductor.recording.alignment import needed
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
 from pygraph_inductor.recording.capture_pair import captured_twice
@@ -449,9 +450,10 @@ def _plan(
         written = place.is_output or place.source in request.written
         if place.is_output:
             slot_of_buffer[place.source] = number
-        slots.append(
-            Slot(place.source, place.is_output, place.layout, engine, place.residue, written, found.by_slot[number])
-        )
+        bindings = found.by_slot[number]
+        aligned = needed(bindings, captured.graph.nodes, work.facts.triton_kernels, work.driver.alignment)
+        residue = place.residue % aligned
+        slots.append(Slot(place.source, place.is_output, place.layout, engine, aligned, residue, written, bindings))
     returned, layouts = made_as_returned(returned_values(work, captured), [buffer.layout for buffer in work.buffers])
     kept = to_keep(work.facts, returned, layouts)
     return Plan(

@@ -67,7 +67,7 @@ typedef struct {
 } Input;
 
 typedef struct {
-    int64_t span, residue, first_word, word_count;
+    int64_t span, alignment_mask, residue, first_word, word_count;
 } Slot;
 
 typedef struct {
@@ -234,7 +234,7 @@ static int accepts(Launcher *self, PyObject *list)
             const Slot *slot = &self->slots[input->slot];
             if (api.data_pointer(tensor, &address))
                 return 0;
-            if (slot->word_count && ((uint64_t)address & self->alignment_mask) != (uint64_t)slot->residue)
+            if (slot->word_count && ((int64_t)address & slot->alignment_mask) != slot->residue)
                 return 0;
             self->now[input->slot] = (uint64_t)address;
         }
@@ -699,6 +699,7 @@ static int read_program(Launcher *self, Reader *reader)
     for (int64_t i = 0; i < self->slot_count; i++) {
         Slot *slot = &self->slots[i];
         slot->span = take(reader);
+        slot->alignment_mask = take(reader);
         slot->residue = take(reader);
         slot->first_word = take(reader);
         slot->word_count = take(reader);

@@ -312,7 +312,7 @@ def _program(
     _put_inputs(writer, plan, inputs, driver)
     first_word = 0
     for slot in slots:
-        writer.put(slot.layout.span, slot.residue, first_word, len(slot.bindings))
+        writer.put(slot.layout.span, slot.alignment - 1, slot.residue, first_word, len(slot.bindings))
         first_word += len(slot.bindings)
     for first, second, distance in overlaps:
         writer.put(first, second, distance)

@@ -53,14 +53,15 @@ class Binding:
 class Slot:
     """A tensor whose address may change between calls.
 
-    `source` is the input's position for an input, the allocation's position for an output. `residue` is the captured
-    address modulo the driver's alignment. `written`: the graph writes to it.
+    `source` is the input's position for an input, the allocation's position for an output. Its address modulo
+    `alignment` (bytes, a power of two) must be `residue`. `written`: the graph writes to it.
     """
 
     source: int
     is_output: bool
     layout: Layout
     engine: Engine
+    alignment: int
     residue: int
     written: bool
     bindings: tuple[Binding, ...]

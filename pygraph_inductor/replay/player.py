@@ -92,7 +92,7 @@ class Player:
         dirty: dict[int, None] = {}
         for slot in self.plan.slots:
             address = (held[slot.source] if slot.is_output else inputs[slot.source]).data_ptr()
-            usable = address % self._driver.alignment == slot.residue
+            usable = address % slot.alignment == slot.residue
             for binding in slot.bindings:
                 if usable or nodes[binding.node].kind is not NodeKind.KERNEL:
                     nodes[binding.node].areas[binding.area].set_word(binding.offset, address + binding.addend)
@@ -156,14 +156,13 @@ class Player:
 
     def _placed(self, holders: Sequence[torch.Tensor]) -> tuple[list[int], dict[int, torch.Tensor]]:
         """Where the graph shall find each slot, and the buffers of slots that cannot be used where they are."""
-        alignment = self._driver.alignment
         addresses = []
         copies: dict[int, torch.Tensor] = {}
         for number, (slot, holder) in enumerate(zip(self.plan.slots, holders, strict=True)):
             address = holder.data_ptr()
             if number in self._staging:
                 copies[number] = self._staging[number]
-            elif address % alignment != slot.residue and slot.bindings:
+            elif address % slot.alignment != slot.residue and slot.bindings:
                 copies[number] = aligned_buffer(self._driver, slot.layout, slot.residue)
             if number in copies:
                 buffer = copies[number]

@@ -76,6 +76,7 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
         checked_inputs=_checked_inputs(declared),
         visible_outputs=None if visible is None else frozenset(visible),
         namespace=namespace,
+        triton_kernels=text.kernels if text else frozenset(),
         allocators=tuple(name for name in (text.allocators if text else ()) if name in namespace),
         attention_seeds=attention_seeds(text) if text else (),
         refusal=UNREADABLE if text is None else _refusal(text, effects),

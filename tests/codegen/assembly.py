@@ -17,6 +17,7 @@ _WIDE = {
     "store 128": r"st\.global[\w.:]*\.v4\.[bfu]32|st\.global[\w.:]*\.v2\.[bfu]64",
     "store 64": r"st\.global[\w.:]*\.v2\.[bfu]32",
     "store": r"st\.global",
+    "over 16 bytes": r"(ld|st)\.global[\w.:]*\.(v8\.[bfu]32|v4\.[bfu]64)",
     "atomic": r"(atom|red)\.global",
     "asynchronous copy": r"cp\.async\.c[ag]",
     "bulk copy": r"cp\.async\.bulk",

@@ -40,6 +40,10 @@ class Runner:
 '''
 
 
+def test_kernels_are_the_modules():
+    assert all(text.kernels == {"kernel_0"} for text in read(HAND_WRITTEN).values())
+
+
 def test_views_and_checks_are_seen_through():
     text = read(HAND_WRITTEN)["partition_0"]
     assert text.inputs == ("a", "b", "c", "d", "s")

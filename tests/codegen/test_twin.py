@@ -51,6 +51,7 @@ def test_twin_loads_and_stores_as_widely_and_spills_no_more(shape: str, capabili
     for text in kernels_of(SHAPES[shape], tmp_path).values():
         direct, twin = assembled(text, capability), assembled(whole_twin(text), capability)
         assert twin.instructions == direct.instructions
+        assert not direct.instructions["over 16 bytes"]  # recording/alignment.py lets slots lie at multiples of 16
         assert 1 <= twin.loads - direct.loads <= len(parameters_of(text).pointers)
         allowed = SPILLED.get((torch.__version__.split("+")[0], shape, capability), 0)
         assert twin.spilled <= direct.spilled + allowed

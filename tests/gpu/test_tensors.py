@@ -296,6 +296,16 @@ def test_views_at_any_offset() -> None:
     agree(call, make, calls=len(offsets))
 
 
+def test_rows_are_read_where_they_are() -> None:
+    """Triton kernels want multiples of 16 bytes; only libraries may choose by more."""
+    rows = randn(64, 12)  # of 48 bytes
+    call, counting = compiled(lambda row: (row.sin() * 2 + row, row.sum())), Counting()
+    agree(call, lambda number: (rows.normal_()[number],), calls=40)
+    [function] = counting.functions
+    assert [one.staged for one in function.recordings] == [0], counting
+    counting.expect(replays=20)
+
+
 def test_misaligned_input_changed_in_place() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)

@@ -209,6 +209,55 @@ def test_misaligned_inputs_are_staged_and_written_back(native):
     assert function.log.replays == 4 and function.recordings[0].player.staged == 2
 
 
+TRITON = dict(triton_kernels=frozenset({"cpp_fused_0"}))
+
+
+def staged_at(function, offsets):
+    """How many of the calls with a view at this many elements behind the start of its memory were staged."""
+    for offset in offsets:
+        base = torch.randn(64)
+        copy = base.clone()
+        want = function.run([copy[offset : offset + 8]])
+        got = function(base[offset : offset + 8])
+        assert all(map(torch.equal, got, want)) and torch.equal(base, copy)
+    (recording,) = function.recordings
+    return recording.player.staged
+
+
+def test_generated_kernels_want_multiples_of_16_bytes_and_no_more(native):
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x)
+        names["cpp_fused_0"](x, x)
+        return (out,)
+
+    facts = dict(mutated_inputs=frozenset({0}), native=native)
+    offsets = (0, 0, 0, 4, 12, 52, 1, 0, 6)
+    ours = HandWritten(body, **facts, **TRITON)
+    assert staged_at(ours, offsets) == 2
+    assert ours.log.replays == 7 and ours.recordings[0].python_replays <= (2 if native else 7)
+    assert staged_at(HandWritten(body, **facts), offsets) == 5  # who knows what a library does
+
+
+def test_recorded_at_some_multiple_of_16_bytes(native):
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x)
+        return (out,)
+
+    assert staged_at(HandWritten(body, native=native, **TRITON), (4, 4, 4, 0, 28, 16, 5, 4)) == 1
+    assert staged_at(HandWritten(body, native=native, **TRITON), (5, 5, 5, 9, 1, 4, 5)) == 1  # 4 bytes behind, always
+
+
+def test_one_library_kernel_is_enough_to_want_more(native):
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x)
+        return (out, torch.ops.aten.mul.Tensor(x, 2))
+
+    assert staged_at(HandWritten(body, native=native, **TRITON), (0, 0, 0, 4, 12, 0)) == 2
+
+
 def test_writes_that_show_late_retire_what_was_recorded_before(native):
     """A fill with zeros that finds zeros shows nothing: the recording takes the input as read only."""
 

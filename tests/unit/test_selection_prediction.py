@@ -49,7 +49,7 @@ def test_only_staged_slots_count_and_written_ones_twice():
     from pygraph_inductor.replay.plan import Engine, Layout, Plan, Slot
 
     def slot(engine, is_output=False, written=False):
-        return Slot(0, is_output, Layout((1 << 20,), (1,), torch.float32), engine, 0, written, ())
+        return Slot(0, is_output, Layout((1 << 20,), (1,), torch.float32), engine, 256, 0, written, ())
 
     def added(*slots):
         return predict(Plan(slots, (), (), tuple), ["kernel"] * 3, Coefficients(bytes_per_us=1 << 20)).added
@@ -73,7 +73,7 @@ def test_expected_host_time_counts_launches_outputs_updated_nodes_and_staged_slo
     layout = Layout((1 << 20,), (1,), torch.float32)
 
     def slot(engine, *nodes, written=False):
-        return Slot(0, False, layout, engine, 0, written, tuple(Binding(node, 0, 0, 0) for node in nodes))
+        return Slot(0, False, layout, engine, 256, 0, written, tuple(Binding(node, 0, 0, 0) for node in nodes))
 
     c = Coefficients(bytes_per_us=1 << 20)
 
@@ -105,7 +105,7 @@ def test_graph_with_copies_of_all_tensors_is_ruled_out_unless_it_is_expected_to_
     small = Layout((16,), (1,), torch.float32)
 
     def slot(engine, *nodes, layout=small, written=False):
-        return Slot(0, False, layout, engine, 0, written, tuple(Binding(node, 0, 0, 0) for node in nodes))
+        return Slot(0, False, layout, engine, 256, 0, written, tuple(Binding(node, 0, 0, 0) for node in nodes))
 
     def predicted(*slots):
         return predict(Plan(slots, (Allocation(small, None),), (), tuple), ["kernel"] * 1000, Coefficients())

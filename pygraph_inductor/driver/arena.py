@@ -164,6 +164,12 @@ class MemoryPool:
         self.settle()
         return [(s.addresses.address, s.addresses.address + s.addresses.nbytes) for s in self._segments]
 
+    def is_held(self) -> bool:
+        """Whether a tensor of it is alive."""
+        self.settle()
+        free = sum(block.size for blocks in self._free.values() for block in blocks)
+        return free < sum(segment.addresses.nbytes for segment in self._segments)
+
     def empty_strided(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor; its memory may have been another tensor's a moment ago."""
         nbytes = span_of(size, stride, dtype.itemsize)

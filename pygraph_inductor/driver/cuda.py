@@ -252,11 +252,9 @@ class CudaDriver:
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
-    @contextlib.contextmanager
-    def scratch_pool(self) -> Iterator[Any]:
-        pool = torch.cuda.MemPool()  # unlike memory behind a mere handle, its memory is freed with it
-        yield pool.id
-        del pool
+    def is_held(self, pool: Any) -> bool:
+        segments = torch.cuda.memory_snapshot(pool, include_traces=False)
+        return any(segment["allocated_size"] for segment in segments)
 
     def reserve(self, nbytes: int, fill: int) -> Reservation:
         if self._maps:

@@ -246,10 +246,8 @@ class Driver(Protocol):
     def new_pool(self) -> Any:
         """A private memory pool for intermediates, shared by the graphs captured into it."""
 
-    def scratch_pool(self) -> contextlib.AbstractContextManager[Any]:
-        """A pool for one capture whose graph is only looked at. Its memory is the device's again at the end, if by then
-        the graph is closed and nobody has a tensor of it.
-        """
+    def is_held(self, pool: Any) -> bool:
+        """Whether somebody has a tensor of the pool's memory."""
 
     def reserve(self, nbytes: int, fill: int) -> Reservation:
         """Addresses that a capture may mention: valid, aligned to `alignment`, with little memory behind them.

@@ -247,8 +247,8 @@ class SimulatedDriver:
     def new_pool(self) -> MemoryPool:
         return self.arena.new_pool()
 
-    def scratch_pool(self) -> contextlib.AbstractContextManager[MemoryPool]:
-        return contextlib.nullcontext(self.arena.new_pool())
+    def is_held(self, pool: Any) -> bool:
+        return bool(pool.is_held())
 
     def pool_bytes(self, pool: Any) -> int:
         return sum(end - start for start, end in pool.ranges())

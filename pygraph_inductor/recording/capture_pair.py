@@ -15,7 +15,7 @@ from pygraph_inductor.driver.protocol import SMALL, Node, NodeKind
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
 from pygraph_inductor.recording.capture import Captured, StandInSpace, Work, capture_with
 from pygraph_inductor.recording.in_place import in_place_bindings
-from pygraph_inductor.recording.pools import ScratchPool
+from pygraph_inductor.recording.pools import Pool, ScratchPool
 from pygraph_inductor.replay.plan import Binding
 
 # No node mentions a block of so few bytes: nobody writes there, and a copy would be of what was in the pool before.
@@ -44,7 +44,11 @@ def captured_twice(work: Work, staging: Mapping[int, torch.Tensor]) -> Iterator[
             captured = capture_with(work, [staging[number] for number in range(len(work.places))])
             yield Pair(captured, Found(tuple(() for _ in work.places)), ())
             return
-        yield _apart(work, moving, staging, spaces) or _pair(work, moving, staging, spaces, work)
+        pair = _apart(work, moving, staging, spaces)
+        if pair is None:
+            with contextlib.ExitStack() as closing:
+                pair = _pair(work, moving, staging, spaces, work, closing)
+        yield pair
 
 
 def _apart(
@@ -57,13 +61,20 @@ def _apart(
     """
     if sum(buffer.foreign.nbytes for buffer in work.buffers if buffer.foreign is not None) <= SMALL:
         return None
+    scratch = work.driver.new_pool()
     pair = None
-    with contextlib.suppress(torch.OutOfMemoryError), work.driver.scratch_pool() as handle:
-        pair = _pair(work, moving, staging, spaces, replace(work, pool=ScratchPool(handle)))
-    if pair is None:  # it takes intermediates twice; the exception that held what was captured is gone by now
-        work.driver.release_cached()
-        return None
-    if pair.found.unexplained is not None:
+    with contextlib.ExitStack() as closing:
+        with contextlib.suppress(torch.OutOfMemoryError):  # it takes intermediates twice
+            pair = _pair(work, moving, staging, spaces, replace(work, pool=ScratchPool(scratch)), closing)
+        # What was captured is gone by now, so this is what operators keep for their next calls: a workspace per stream,
+        # say. Nodes of the second graph mention it, and the pool has to outlive it as long as they do.
+        if work.driver.is_held(scratch):
+            assert isinstance(work.pool, Pool)
+            work.pool.keep(closing.pop_all())
+    # All that is cached, to be rid of one pool: a `torch.cuda.MemPool` would free just its own, but aborts the process
+    # if that is while another thread captures or, up to torch 2.11, while anybody allocates to a pool of the user's.
+    work.driver.release_cached()
+    if pair is not None and pair.found.unexplained is not None:
         pair.captured.graph.close()
         return None
     return pair
@@ -75,12 +86,12 @@ def _pair(
     staging: Mapping[int, torch.Tensor],
     spaces: contextlib.ExitStack,
     work_of_first: Work,
+    closing: contextlib.ExitStack,
 ) -> Pair:
+    """`closing` closes the first graph: only after the second capture, which else would have to go to new memory."""
     first = _capture(work_of_first, moving, staging, 0, spaces)
-    try:
-        return _compared(work, moving, first, _capture(work, moving, staging, 1, spaces))
-    finally:
-        first.graph.close()
+    closing.callback(first.graph.close)
+    return _compared(work, moving, first, _capture(work, moving, staging, 1, spaces))
 
 
 def _capture(

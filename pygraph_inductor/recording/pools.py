@@ -29,6 +29,7 @@ class Pool:
         self._last_stream = stream
         self._handle: Any = None
         self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self._kept: list[Any] = []
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
@@ -61,6 +62,10 @@ class Pool:
         """Note a graph that was captured into the pool."""
         self._graphs.add(graph)
 
+    def keep(self, graphs: Any) -> None:
+        """Let these live as long as the pool: its graphs may mention memory that was captured with them."""
+        self._kept.append(graphs)
+
     def renew(self) -> None:
         """After a broken capture: the next ones go to new memory, the recordings made so far keep theirs."""
         self._handle = None
@@ -80,7 +85,7 @@ class Pool:
 
 
 class ScratchPool:
-    """Memory for one capture that is only looked at (`Driver.scratch_pool`)."""
+    """Memory for one capture that is only looked at: a pool that is left at once."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle

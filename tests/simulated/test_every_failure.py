@@ -21,7 +21,7 @@ from tests.simulated.hand_written import F32, HandWritten, same_bits
 OF_DRIVER = (
     *("empty", "new_table", "reserve", "tensor_at", "capture", "new_pool", "owns", "is_capturing", "current_stream"),
     *("random_state", "set_random_state", "free_bytes", "soil_free_memory", "nodes_so_far", "pool_bytes"),
-    "scratch_pool",
+    "is_held",
 )
 OF_GRAPHS = ("instantiate", "update", "disable")  # what a launch raises is the caller's: it may have run by half
 

@@ -342,7 +342,9 @@ class CudaDriver:
         return sizes
 
     def release_cached(self) -> None:
-        torch.cuda.empty_cache()
+        # The allocator refuses while anybody captures: of us nobody does then, and for others it is left to the next time.
+        with self._capture_lock, contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
     def release_workspaces(self) -> None:
         with self._capture_lock:

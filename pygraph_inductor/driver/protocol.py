@@ -295,7 +295,7 @@ class Driver(Protocol):
         """
 
     def release_cached(self) -> None:
-        """Give memory that is merely cached back (before an out-of-memory is taken as final)."""
+        """Give memory that is merely cached back, as far as that can be had now."""
 
     def release_workspaces(self) -> None:
         """Give back what libraries keep for calls to come; those that do come get new ones."""

@@ -46,6 +46,25 @@ def test_threads_with_streams_of_their_own_capture_one_after_the_other(monkeypat
     assert most == [1, 1, 1]
 
 
+def test_what_is_cached_is_released_between_captures_of_ours_and_beside_those_of_others(monkeypatch):
+    pretend_device(monkeypatch)
+    driver, done = cuda.CudaDriver(torch.device("cuda", 0)), []
+
+    def refuses():
+        done.append(None)
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuses)
+    with driver._capture_lock:
+        thread = threading.Thread(target=driver.release_cached)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and not done
+    thread.join(10)
+    assert done and not thread.is_alive()
+    driver.release_cached()
+
+
 class Allocator:
     """As the caching one: a request gets the free block of its pool that fits best, or new memory."""
 

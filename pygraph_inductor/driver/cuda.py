@@ -342,7 +342,7 @@ class CudaDriver:
         return sizes
 
     def release_cached(self) -> None:
-        # The allocator refuses while anybody captures: of us nobody does then, and for others it is left to the next time.
+        # The allocator refuses while anybody captures: none of us does then, and beside others it waits for the next time.
         with self._capture_lock, contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()
 

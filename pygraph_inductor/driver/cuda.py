@@ -342,7 +342,7 @@ class CudaDriver:
         return sizes
 
     def release_cached(self) -> None:
-        # The allocator refuses while anybody captures: none of us does then, and beside others it waits for the next time.
+        # The allocator refuses while anybody captures. None of ours is under way then; others are not waited for.
         with self._capture_lock, contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()
 

@@ -12,7 +12,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("pygraph: no CUDA device is visible; the plan uses coefficients measured elsewhere")
         return 1
-    from pygraph_inductor.recording.function import driver_for
+    from pygraph_inductor.driver.devices import driver_for
     from pygraph_inductor.selection import calibrating, calibration
 
     driver = driver_for(torch.device("cuda", torch.cuda.current_device()))

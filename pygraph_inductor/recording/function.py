@@ -6,7 +6,6 @@ the graph and plainly (`selection`), until it is known which pays; from then on 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -20,7 +19,8 @@ from pygraph_inductor.recording.entries import ATTEMPTS, CROWDED, KEYS_PER_RECOR
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.given_up import GivenUp
 from pygraph_inductor.recording.inputs import Call, Refusal, examine
-from pygraph_inductor.recording.keys import call_key, key_of, may_be_recorded, overlaps_of
+from pygraph_inductor.recording.keys import call_key, key_of, may_be_recorded
+from pygraph_inductor.recording.launching import ASIDE, give_launcher
 from pygraph_inductor.recording.plain import run_plainly
 from pygraph_inductor.recording.pools import Pool, pool_for
 from pygraph_inductor.recording.record import Attempt, Recording, Request, record
@@ -41,7 +41,6 @@ _STRICT = "pygraph_inductor.config.strict = True raises instead"
 _CAPTURED = Refusal("the current stream is being captured by somebody else")
 _BEHIND = Refusal(BEHIND)
 _NO_MEMORY = "out of memory for what a replay allocates"
-_ASIDE = object()  # what `Recording.alone` returns where the launcher does not take a call
 
 
 class RecordedFunction:
@@ -75,9 +74,8 @@ class RecordedFunction:
         if compiled is None:
             return self
         front = compiled.Front(self)
-        self._entries.front = weakref.ref(
-            front
-        )  # it holds this function; a cycle would keep graphs until the next collection
+        # It holds this function; a cycle would keep graphs until the next collection.
+        self._entries.front = weakref.ref(front)
         return front
 
     def refresh(self) -> None:
@@ -248,8 +246,8 @@ class RecordedFunction:
         if attempt.recording is not None:
             attempt.recording.variant = variant
             self._begin_selection(attempt, key, request, took_ns)
-        if attempt.recording is not None and self._entries.front() is not None:
-            self._give_launcher(attempt.recording, request)
+        if attempt.recording is not None and (front := self._entries.front()) is not None:
+            give_launcher(attempt.recording, request, self._facts, self._driver, front)
         self._settle(key, attempt)
         return attempt.result
 
@@ -275,29 +273,6 @@ class RecordedFunction:
         request = Request(self._run, facts, self._driver, pool, tuple(inputs), call, checked, self._written)
         inputs.clear()
         return request
-
-    def _give_launcher(self, recording: Recording, request: Request) -> None:
-        try:
-            recording.launcher = native.launcher_for(
-                recording.player,
-                recording.graph,
-                self._driver,
-                request.inputs,
-                overlaps_of(request.inputs, request.call),
-                recording.pool,
-            )
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            warn_once(self._facts, reason, "its replays go through Python, which is slower")
-        front = self._entries.front()
-        if recording.launcher is None or front is None:
-            return
-        alone = recording.alone = type(front)(_step_aside)
-        alone.add(recording.launcher)
-        if recording.watch is not None:
-            recording.launcher.sample(recording.watch.every)
-        if recording.measurement is None:
-            front.add(recording.launcher)
 
     def _settle(self, key: Hashable, attempt: Attempt) -> None:
         self._log.plain_calls += 1
@@ -450,8 +425,8 @@ class RecordedFunction:
             if attempt.recording is not None:
                 attempt.recording.gain_ns = recording.gain_ns
                 attempt.recording.variant, attempt.recording.measurement = Variant.COPY, measurement
-                if self._entries.front() is not None:
-                    self._give_launcher(attempt.recording, request)
+                if (front := self._entries.front()) is not None:
+                    give_launcher(attempt.recording, request, self._facts, self._driver, front)
         self._note_writes(attempt)
         self._keep_copying(attempt.recording, key, recording, measurement)
         return attempt.result
@@ -473,7 +448,7 @@ class RecordedFunction:
 
     def _by_graph(self, inputs: list[Any], key: Hashable, recording: Recording) -> Any:
         """As the call will be answered once the launcher stands in front."""
-        if recording.alone is not None and (result := recording.alone(inputs)) is not _ASIDE:
+        if recording.alone is not None and (result := recording.alone(inputs)) is not ASIDE:
             return result
         return self._replay(inputs, key, recording)
 
@@ -609,10 +584,6 @@ class RecordedFunction:
         return self._checked
 
 
-def _step_aside(inputs: list[Any]) -> Any:
-    return _ASIDE
-
-
 def _stopped(stopwatch: Stopwatch) -> bool:
     """Stop it; whether that worked. The call has its answer already, which must not be lost."""
     try:
@@ -620,22 +591,3 @@ def _stopped(stopwatch: Stopwatch) -> bool:
     except Exception:
         return False
     return True
-
-
-_drivers: dict[torch.device, Driver] = {}
-_drivers_lock = threading.Lock()
-
-
-def driver_for(device: torch.device) -> Driver:
-    """The driver of a device, made on first use. CPU tensors have the simulated one."""
-    with _drivers_lock:
-        if device not in _drivers:
-            if device.type == "cuda":
-                from pygraph_inductor.driver.cuda import CudaDriver
-
-                _drivers[device] = CudaDriver(device)
-            else:
-                from pygraph_inductor.driver.simulated import SimulatedDriver
-
-                _drivers[device] = SimulatedDriver()
-        return _drivers[device]

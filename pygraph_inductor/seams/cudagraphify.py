@@ -57,7 +57,8 @@ def _declared(static_input_idxs: Sequence[int], kwargs: dict[str, Any]) -> descr
 
 
 def _recorded(model: Callable[..., Any], facts: Facts) -> Any:
-    from pygraph_inductor.recording.function import RecordedFunction, driver_for
+    from pygraph_inductor.driver.devices import driver_for
+    from pygraph_inductor.recording.function import RecordedFunction
 
     describe.warn_about_collectives(facts)
     return RecordedFunction(model, facts, driver_for(facts.device)).entry()

@@ -100,7 +100,8 @@ def _is_cpu_only(graph: Any) -> bool:
 
 
 def _simulate(graph: Any, compilation: Compilation) -> None:
-    from pygraph_inductor.recording.function import RecordedFunction, driver_for
+    from pygraph_inductor.driver.devices import driver_for
+    from pygraph_inductor.recording.function import RecordedFunction
 
     kwargs = graph.fx_kwargs
     declared = describe.Declared(

@@ -288,7 +288,7 @@ def measured_here(seconds: float, commit: str | None) -> dict[str, Any]:
     where = {"environment": facts.environment("cuda"), "commit": facts.commit(commit)}
     import torch
 
-    from pygraph_inductor.recording.function import driver_for
+    from pygraph_inductor.driver.devices import driver_for
 
     driver = driver_for(torch.device("cuda", torch.cuda.current_device()))
     with driver.guard():

@@ -76,7 +76,7 @@ def prepare_process(device: torch.device) -> None:
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.accumulated_recompile_limit = 1024
     if device.type == "cpu":
-        from pygraph_inductor.recording.function import driver_for
+        from pygraph_inductor.driver.devices import driver_for
 
         driver: Any = driver_for(device)
         driver.clock = HostStopwatch

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from pygraph_inductor.recording.function import driver_for
+from pygraph_inductor.driver.devices import driver_for
 from pygraph_inductor.selection import calibrating
 from scripts.bench import engines
 

@@ -17,9 +17,9 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor.driver import table
+from pygraph_inductor.driver.devices import driver_for
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, NodeKind
 from pygraph_inductor.recording import engines as planning
-from pygraph_inductor.recording.function import driver_for
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
 from pygraph_inductor.selection import calibrating

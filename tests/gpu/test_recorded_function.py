@@ -16,9 +16,10 @@ import torch.nn.functional as F
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+from pygraph_inductor.driver.devices import driver_for
 from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.recording.facts import Facts
-from pygraph_inductor.recording.function import RecordedFunction, driver_for
+from pygraph_inductor.recording.function import RecordedFunction
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay import native
 from pygraph_inductor.settings import Settings

@@ -22,8 +22,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import pygraph_inductor
+from pygraph_inductor.driver.devices import driver_for
 from pygraph_inductor.driver.stopwatch import EventStopwatch
-from pygraph_inductor.recording.function import RecordedFunction, driver_for
+from pygraph_inductor.recording.function import RecordedFunction
 from pygraph_inductor.replay import native
 from pygraph_inductor.seams import identity
 from pygraph_inductor.selection.prediction import Prediction

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pygraph_inductor.recording.function import driver_for
+from pygraph_inductor.driver.devices import driver_for
 from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
 from tests.unit.fresh_interpreter import succeeds
 
@@ -61,7 +61,7 @@ def test_soiling_takes_no_memory_for_a_pool_of_the_users() -> None:
 
 _EXPANDABLE = """
 import torch
-from pygraph_inductor.recording.function import driver_for
+from pygraph_inductor.driver.devices import driver_for
 
 driver = driver_for(torch.device("cuda", 0))
 kept = torch.full((100,), 7, dtype=torch.uint8, device="cuda")

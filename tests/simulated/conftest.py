@@ -10,8 +10,8 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor.driver.capturing import Faults
+from pygraph_inductor.driver.devices import driver_for
 from pygraph_inductor.driver.simulated import SimulatedDriver
-from pygraph_inductor.recording.function import driver_for
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from torch._inductor.scheduler import Scheduler
 
 import pygraph_inductor
 from pygraph_inductor.codegen import registration
-from pygraph_inductor.recording.function import RecordedFunction, driver_for
+from pygraph_inductor.driver.devices import driver_for
+from pygraph_inductor.recording.function import RecordedFunction
 from pygraph_inductor.replay.mirrors import following
 from pygraph_inductor.seams import describe, post_compile
 from pygraph_inductor.transform import constants, mirrors

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pygraph_inductor
+from pygraph_inductor.driver.devices import driver_for
 from pygraph_inductor.driver.simulated import SimulatedGraph
 from pygraph_inductor.recording import function as recorded_function
 from scripts.bench import judge
@@ -37,7 +38,7 @@ SMALL = Workload("SMALL", "small", "extra", "inference", 1, "fp32", "one kernel"
 def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock on the simulated device, and decisions of the test's own; the compiled code is everybody's."""
     monkeypatch.setattr("pygraph_inductor.seams.identity.decisions_folder", lambda: str(tmp_path / "decisions"))
-    driver: Any = recorded_function.driver_for(CPU)
+    driver: Any = driver_for(CPU)
     monkeypatch.setattr(driver, "clock", HostStopwatch)
 
 
@@ -187,7 +188,7 @@ def test_two_processes_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_processes_are_prepared_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver: Any = recorded_function.driver_for(CPU)
+    driver: Any = driver_for(CPU)
     monkeypatch.setattr(driver, "clock", None)
     with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
         prepare_process(CPU)

@@ -2,6 +2,10 @@
 
 Libraries choose kernels by the addresses they are given, so what they were captured with must hold in every replay.
 Triton kernels of generated code are compiled before: for multiples of 16 bytes, or for any address.
+
+That is about addresses as they are. What the host makes of one for a tensor-map load (cuTensorMapEncodeTiled; launches of
+generated kernels do it with `config.triton.use_tensor_descriptor`) has a form that nobody documents, and captures move
+slots by too much to show where it keeps the last bits of an address.
 """
 
 from __future__ import annotations
@@ -12,17 +16,20 @@ from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, Node, NodeKind
 from pygraph_inductor.replay.plan import Binding
 
 TRITON = 16  # bytes; the only property of a pointer that Triton compiles kernels for (`tt.divisibility`)
+_POINTER = 8  # bytes of a parameter that is an address and nothing else; a tensor map has 128
 
 
 def needed(bindings: Sequence[Binding], nodes: Sequence[Node], kernels: Collection[str], otherwise: int) -> int:
     """Bytes: a new address may differ from the captured one by multiples of it.
 
-    `kernels` are the generated code's, by name. `otherwise`: for every other kind of node.
+    `kernels` are the generated code's, by name. `otherwise`: for every other kind of word.
     """
-    return TRITON if bindings and all(_is_generated(nodes[one.node], kernels) for one in bindings) else otherwise
+    return TRITON if bindings and all(_is_triton(one, nodes[one.node], kernels) for one in bindings) else otherwise
 
 
-def _is_generated(node: Node, kernels: Collection[str]) -> bool:
-    # Only twins of generated kernels look at addresses in a table.
-    name = node.name.removesuffix(TWIN)
-    return node.kind is NodeKind.KERNEL and (name in kernels or node.name == TABLE_WRITER)
+def _is_triton(binding: Binding, node: Node, kernels: Collection[str]) -> bool:
+    if node.kind is not NodeKind.KERNEL:
+        return False
+    if node.name == TABLE_WRITER:
+        return True  # only twins of generated kernels look at addresses in a table
+    return node.name.removesuffix(TWIN) in kernels and node.areas[binding.area].size == _POINTER

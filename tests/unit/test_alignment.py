@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, Node, NodeKind
+from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, Area, Node, NodeKind
 from pygraph_inductor.recording.alignment import needed
 from pygraph_inductor.replay.plan import Binding
 
-KERNELS = {"triton_poi_fused_0"}
-NODES = (
-    Node(0, NodeKind.KERNEL, "triton_poi_fused_0"),
-    Node(1, NodeKind.KERNEL, "triton_poi_fused_0" + TWIN),
-    Node(2, NodeKind.KERNEL, TABLE_WRITER),
-    Node(3, NodeKind.KERNEL, "nvjet_sm90_tst_64x128"),
-    Node(4, NodeKind.MEMCPY, "triton_poi_fused_0"),
-    Node(5, NodeKind.KERNEL, "triton_poi_fused_1"),  # of another module, or of a library
-)
+KERNELS = {"triton_poi_fused_0", "triton_tem_fused_1"}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "wanted"),
-    [((0,), 16), ((1,), 16), ((2,), 16), ((0, 2, 1, 0), 16), ((3,), 256), ((0, 3), 256), ((4,), 256), ((5,), 256)],
-)
-def test_every_node_must_be_a_generated_kernel(nodes: tuple[int, ...], wanted: int) -> None:
-    assert needed([Binding(node, 0, 8, 0) for node in nodes], NODES, KERNELS, 256) == wanted
+def node(name: str, *sizes: int, kind: NodeKind = NodeKind.KERNEL) -> Node:
+    return Node(0, kind, name, tuple(Area(bytes(size)) for size in sizes))
+
+
+NODES = {
+    "a kernel": node("triton_poi_fused_0", 4, 8),
+    "its twin": node("triton_poi_fused_0" + TWIN, 4, 8),
+    "the table's writer": node(TABLE_WRITER, 8, 128),
+    "a library's kernel": node("nvjet_sm90_tst_64x128", 8, 8),
+    "a copy": node("triton_poi_fused_0", 8, 208, kind=NodeKind.MEMCPY),
+    "a fill": node("triton_poi_fused_0", 8, 8, kind=NodeKind.MEMSET),
+    "another module's kernel": node("triton_poi_fused_7", 8, 8),
+    "a tensor map": node("triton_tem_fused_1", 8, 128),
+    "a tensor map of a twin": node("triton_tem_fused_1" + TWIN, 8, 128),
+    "parameters in one piece": node("triton_poi_fused_0", 4, 40),  # where each begins is not known
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_every_word_must_be_a_generated_kernels_pointer(name: str) -> None:
+    names = list(NODES)
+    nodes, free = list(NODES.values()), names[:3]
+
+    def words(*mentioned: str) -> list[Binding]:
+        return [Binding(names.index(one), 1, 0, -16) for one in mentioned]
+
+    assert needed(words(name), nodes, KERNELS, 256) == (16 if name in free else 256)
+    assert needed(words(*free, name, *free), nodes, KERNELS, 256) == (16 if name in free else 256)
+
+
+def test_a_kernel_that_has_a_tensor_map_of_another_slot() -> None:
+    assert needed([Binding(0, 0, 0, 0)], [NODES["a tensor map"]], KERNELS, 256) == 16
 
 
 def test_a_slot_that_nobody_mentions_is_left_as_it_was() -> None:
-    assert needed([], NODES, KERNELS, 256) == 256
+    assert needed([], list(NODES.values()), KERNELS, 256) == 256

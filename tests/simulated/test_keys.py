@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -256,6 +257,74 @@ def test_one_library_kernel_is_enough_to_want_more(native):
         return (out, torch.ops.aten.mul.Tensor(x, 2))
 
     assert staged_at(HandWritten(body, native=native, **TRITON), (0, 0, 0, 4, 12, 0)) == 2
+
+
+@pytest.mark.parametrize("begin", [4, 1])
+def test_a_view_that_a_library_is_given_counts_for_the_whole_tensor(native, begin):
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x)
+        return (out, torch.ops.aten.mul.Tensor(names["reinterpret_tensor"](x, (4,), (1,), begin), 2))
+
+    assert staged_at(HandWritten(body, native=native, **TRITON), (0, 0, 0, 4, 12, 16, 0)) == 2
+
+
+@pytest.mark.parametrize(("engine", "staged"), [("patch", 1), ("indirect", 1), ("copy", 3)])
+def test_engines_want_what_their_nodes_want(native, engine, staged):
+    """Twins are Triton kernels, and what writes their table only passes addresses on; copies are the driver's."""
+
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x, x)
+        names["cpp_fused_0"](x, names["reinterpret_tensor"](x, (4,), (1,), 4), out)
+        return (out,)
+
+    facts = dict(mutated_inputs=frozenset({0}), settings=Settings(engine=engine))
+    function = HandWritten(body, native=native, **facts, **TRITON)
+    assert staged_at(function, (4, 4, 4, 0, 12, 20, 5)) == staged
+    assert engine in function.recordings[0].log.slots
+
+
+def test_launcher_and_player_agree_about_every_address():
+    """Whatever reads a tensor: the launcher in C takes just the calls of which the player stages nothing."""
+
+    def body(names, ours, both, library, nobodys):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, ours, both)
+        return (out, torch.ops.aten.add.Tensor(both, library))
+
+    chance = random.Random(0)
+    recorded = [chance.choice((0, 4, 12)) for _ in range(4)]
+    function = HandWritten(body, **TRITON)
+    multiples = (4, 16, 16, 1)  # in elements
+    for number in range(200):
+        begins = recorded if number < 3 else [begin + chance.choice((0, 0, 0, 1, 4, 8, 16)) for begin in recorded]
+        inputs = [torch.randn(64)[begin : begin + 8] for begin in begins]
+        want = function.run(list(inputs))
+        before = (function.recordings[0].player.staged, function.recordings[0].python_replays) if number > 2 else (0, 0)
+        assert all(map(torch.equal, function(*inputs), want))
+        if number > 2:
+            (recording,) = function.recordings
+            moved = sum((a - b) % m != 0 for a, b, m in zip(begins, recorded, multiples, strict=True))
+            assert (recording.player.staged, recording.python_replays) == (before[0] + moved, before[1] + bool(moved))
+
+
+def test_rows_that_share_memory_and_are_written(native):
+    """No copy of one of them may come between the others, wherever they are."""
+
+    def body(names, x, y):
+        names["cpp_fused_0"](x, x, y)
+        names["cpp_fused_0"](y, x)
+        return ()
+
+    function = HandWritten(body, native=native, mutated_inputs=frozenset({0, 1}), **TRITON)
+    for offset in (0, 4, 5, 16) * 4:
+        base = torch.randn(64)
+        copy = base.clone()
+        function.run([copy[offset : offset + 8], copy[offset + 2 : offset + 10]])
+        function(base[offset : offset + 8], base[offset + 2 : offset + 10])
+        assert torch.equal(base, copy)
+    assert function.log.replays
 
 
 def test_writes_that_show_late_retire_what_was_recorded_before(native):

@@ -3,9 +3,9 @@
 Libraries choose kernels by the addresses they are given, so what they were captured with must hold in every replay.
 Triton kernels of generated code are compiled before: for multiples of 16 bytes, or for any address.
 
-That is about addresses as they are. What the host makes of one for a tensor-map load (cuTensorMapEncodeTiled; launches of
-generated kernels do it with `config.triton.use_tensor_descriptor`) has a form that nobody documents, and captures move
-slots by too much to show where it keeps the last bits of an address.
+That is about addresses as they are. What the host makes of one for a tensor-map load (cuTensorMapEncodeTiled, with
+Inductor's `config.triton.use_tensor_descriptor` for generated kernels, too) has a form that nobody documents, and
+captures move slots by too much to show where it keeps the last bits of an address.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pygraph_inductor.driver import devices
 from pygraph_inductor.recording import function
 from pygraph_inductor.recording.facts import Facts
 
@@ -42,5 +43,5 @@ class Recorder:
 def in_place_of_recording(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(function, "RecordedFunction", recorder)
-    monkeypatch.setattr(function, "driver_for", lambda device: None)
+    monkeypatch.setattr(devices, "driver_for", lambda device: None)
     return recorder

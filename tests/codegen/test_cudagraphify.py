@@ -10,7 +10,7 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor import settings
-from pygraph_inductor.recording import function
+from pygraph_inductor.driver import devices
 from pygraph_inductor.seams import declines, describe
 from pygraph_inductor.seams.compilation import from_knobs, going_on
 
@@ -259,7 +259,7 @@ def test_failure_of_ours_falls_back_to_the_aligned_plain_call_with_one_warning(c
 
 
 def test_strict_raises_our_failure(cuda, tmp_path, monkeypatch):
-    monkeypatch.setattr(function, "driver_for", lambda device: 1 / 0)
+    monkeypatch.setattr(devices, "driver_for", lambda device: 1 / 0)
     with pygraph_inductor.config.patch(strict=True), pytest.raises(ZeroDivisionError):
         generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path)
 

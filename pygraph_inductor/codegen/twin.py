@@ -100,9 +100,11 @@ class _Kernel:
             raise NotIndirectable("it is written by the user")
         meta = _entries(_keyword(decorator, "triton_meta"))
         self._inductor_meta = _keyword(decorator, "inductor_meta")
-        _entries(self._inductor_meta)  # refuses what is no dictionary
+        maps = _entries(self._inductor_meta).get("host_tma_descriptor_args")
         self._signature = meta.get("signature")
         self.types = {name: _text(value) for name, value in _entries(self._signature).items()}
+        # Their launcher makes maps of these for tensor-map loads (torch 2.14), whatever the signature says.
+        self.types |= dict.fromkeys(_entries(maps) if _is_true(maps) else (), "a tensor map")
         self._attributes = _attributes(meta.get("configs"))
         if _is_true(meta.get("launch_pdl")) or "gdc_" in source:
             # Its first instructions may run before the node that writes the table is done.

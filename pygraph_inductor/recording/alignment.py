@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, Node, NodeKind
+from pygraph_inductor.recording.plain import KERNEL_ALIGNMENT
 from pygraph_inductor.replay.plan import Binding
 
-TRITON = 16  # bytes; the only property of a pointer that Triton compiles kernels for (`tt.divisibility`)
 _POINTER = 8  # bytes of a parameter that is an address and nothing else; a tensor map has 128
 
 
@@ -24,7 +24,11 @@ def needed(bindings: Sequence[Binding], nodes: Sequence[Node], kernels: Collecti
 
     `kernels` are the generated code's, by name. `otherwise`: for every other kind of word.
     """
-    return TRITON if bindings and all(_is_triton(one, nodes[one.node], kernels) for one in bindings) else otherwise
+    return (
+        KERNEL_ALIGNMENT
+        if bindings and all(_is_triton(one, nodes[one.node], kernels) for one in bindings)
+        else otherwise
+    )
 
 
 def _is_triton(binding: Binding, node: Node, kernels: Collection[str]) -> bool:

@@ -44,11 +44,7 @@ def captured_twice(work: Work, staging: Mapping[int, torch.Tensor]) -> Iterator[
             captured = capture_with(work, [staging[number] for number in range(len(work.places))])
             yield Pair(captured, Found(tuple(() for _ in work.places)), ())
             return
-        pair = _apart(work, moving, staging, spaces)
-        if pair is None:
-            with contextlib.ExitStack() as closing:
-                pair = _pair(work, moving, staging, spaces, work, closing)
-        yield pair
+        yield _apart(work, moving, staging, spaces) or _pair(work, moving, staging, spaces)
 
 
 def _apart(
@@ -63,14 +59,17 @@ def _apart(
         return None
     scratch = work.driver.new_pool()
     pair = None
-    with contextlib.ExitStack() as closing:
-        with contextlib.suppress(torch.OutOfMemoryError):  # it takes intermediates twice
-            pair = _pair(work, moving, staging, spaces, replace(work, pool=ScratchPool(scratch)), closing)
-        # What was captured is gone by now, so this is what operators keep for their next calls: a workspace per stream,
-        # say. Nodes of the second graph mention it, and the pool has to outlive it as long as they do.
+    # Two captures apart take intermediates twice.
+    with contextlib.ExitStack() as closing, contextlib.suppress(torch.OutOfMemoryError):
+        first = _capture(replace(work, pool=ScratchPool(scratch)), moving, staging, 0, spaces)
+        closing.callback(first.graph.close)
+        first.result = None
+        # What is there now, operators keep for their next calls: a workspace per stream, say. The second graph may
+        # mention it, even if they drop it then, so it has to live as long as the pool.
         if work.driver.is_held(scratch):
             assert isinstance(work.pool, Pool)
             work.pool.keep(closing.pop_all())
+        pair = _compared(work, moving, first, _capture(work, moving, staging, 1, spaces))
     # All that is cached, to be rid of one pool: a `torch.cuda.MemPool` would free just its own, but aborts the process
     # if that is while another thread captures or, up to torch 2.11, while anybody allocates to a pool of the user's.
     work.driver.release_cached()
@@ -80,18 +79,13 @@ def _apart(
     return pair
 
 
-def _pair(
-    work: Work,
-    moving: Sequence[int],
-    staging: Mapping[int, torch.Tensor],
-    spaces: contextlib.ExitStack,
-    work_of_first: Work,
-    closing: contextlib.ExitStack,
-) -> Pair:
-    """`closing` closes the first graph: only after the second capture, which else would have to go to new memory."""
-    first = _capture(work_of_first, moving, staging, 0, spaces)
-    closing.callback(first.graph.close)
-    return _compared(work, moving, first, _capture(work, moving, staging, 1, spaces))
+def _pair(work: Work, moving: Sequence[int], staging: Mapping[int, torch.Tensor], spaces: contextlib.ExitStack) -> Pair:
+    """Both captures in one pool. What the first returned lives on, so that the second one's outputs are elsewhere."""
+    first = _capture(work, moving, staging, 0, spaces)
+    try:
+        return _compared(work, moving, first, _capture(work, moving, staging, 1, spaces))
+    finally:
+        first.graph.close()
 
 
 def _capture(

@@ -14,7 +14,7 @@ import torch
 from pygraph_inductor.replay.plan import Layout
 from pygraph_inductor.replay.views import copy_contents
 
-KERNEL_ALIGNMENT = 16
+KERNEL_ALIGNMENT = 16  # bytes; the only property of a pointer that Triton compiles kernels for (`tt.divisibility`)
 
 
 def is_misaligned(tensor: torch.Tensor) -> bool:

@@ -156,6 +156,7 @@ REFUSED = {
     "cannot be read": ("def ", "def def "),
     "it relies on": ("[['tt.divisibility', 16]]", "[['tt.divisibility', 32]]"),
     "not a pointer to numbers": ("'in_ptr0': '*fp32'", "'in_ptr0': 'tensordesc<fp32[64]>'"),
+    "a tensor map": ("inductor_meta={", "inductor_meta={'host_tma_descriptor_args': {'in_ptr0': {'block': [64]}}, "),
     "told about its arguments": ("'configs': [{", "'configs': [AttrsDescriptor(), {"),
 }
 

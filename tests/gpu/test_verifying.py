@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,6 +82,19 @@ def test_small_free_memory_of_segments_that_grow_is_soiled() -> None:
     succeeds("-c", _EXPANDABLE, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
 
 
+def training_step(call: Callable[..., torch.Tensor], linear: torch.nn.Linear) -> Callable[..., list[Any]]:
+    """What a step of mixed precision returns: the output and the gradients of `linear`, which `call` uses."""
+
+    def step(*inputs: torch.Tensor | None) -> list[Any]:
+        linear.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = call(*inputs)
+        out.float().sum().backward()
+        return [out.detach(), linear.weight.grad, linear.bias.grad]
+
+    return step
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_attention_returns_memory_that_it_does_not_write(masked: bool) -> None:
     """Its random state, saved for the backward, is uninitialised where it draws no numbers."""
@@ -91,14 +105,7 @@ def test_attention_returns_memory_that_it_does_not_write(masked: bool) -> None:
         q, k, v = linear(x).view(4, 128, 3, 4, 16).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(4, 128, 64)
 
-    call = compiled(attend)
-
-    def step(x: torch.Tensor, mask: torch.Tensor | None) -> list[Any]:
-        linear.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            out = call(x, mask)
-        out.float().sum().backward()
-        return [out.detach(), linear.weight.grad, linear.bias.grad]
+    step = training_step(compiled(attend), linear)
 
     def make(_: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         mask = torch.rand(4, 1, 1, 128, device=DEVICE) > 0.1
@@ -120,14 +127,7 @@ def test_random_state_where_an_intermediate_was_is_nobodys() -> None:
             x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 128, 64)
         return x
 
-    call = compiled(attend)
-
-    def step(x: torch.Tensor) -> list[Any]:
-        linear.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            out = call(x)
-        out.float().sum().backward()
-        return [out.detach(), linear.weight.grad, linear.bias.grad]
+    step = training_step(compiled(attend), linear)
 
     agree(step, lambda _: (torch.randn(4, 128, 64, device=DEVICE),), replays=2 * (CALLS - 2))
 
@@ -141,14 +141,7 @@ def test_gigabytes_are_left_alone_for_the_sake_of_a_random_state() -> None:
         q, k, v = linear(x).view(4, 128, 3, 4, 16).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 128, 64)
 
-    call = compiled(attend)
-
-    def step(x: torch.Tensor) -> list[Any]:
-        linear.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            out = call(x)
-        out.float().sum().backward()
-        return [out.detach(), linear.weight.grad, linear.bias.grad]
+    step = training_step(compiled(attend), linear)
 
     cached = torch.empty(2 << 30, dtype=torch.uint8, device=DEVICE)
     del cached

@@ -162,6 +162,30 @@ def test_what_an_operator_keeps_from_a_capture_lives_as_long_as_the_graph() -> N
     assert driver.arena.reserved_bytes == 0
 
 
+def test_what_an_operator_drops_in_the_second_capture_lives_as_long_as_the_graph(small: int | None) -> None:
+    driver = SimulatedDriver()
+    workspaces: list[torch.Tensor] = []
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        workspace = workspaces.pop() if workspaces else torch.empty_like(x)
+        torch.ops.aten.sin.out(x, out=workspace)
+        result = list(torch.ops.aten.sort.default(workspace))
+        if driver.is_capturing() and not seen:
+            workspaces.append(workspace)
+            seen.append(1)
+        return result
+
+    seen: list[int] = []
+    function = HandWritten(body, driver)
+    check(function, random)
+    gc.collect()
+    assert seen and not workspaces
+    if small is not None:  # else all is in the pool
+        assert driver.arena.reserved_bytes > function.recordings[0].pool.nbytes()
+    x = torch.randn(SIZE)
+    assert torch.equal(function(x)[0], x.sin().sort()[0])
+
+
 def test_where_captures_apart_tell_nothing_they_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_pair, "SMALL", 0)
     original, answers = capture_pair.find_bindings, []

@@ -6,19 +6,25 @@ tensors, autograd saves as many, and its engine visits and fills the same gradie
 visible outputs and gradients are made (allocated one by one as generated code does, in loops of C), activations that
 only the backward sees are the same tensors in every call, and inputs that are saved are handed on. No element is ever
 written: results mean nothing.
+
+With `guards_only` AOTAutograd is missing, too, and what is left is Dynamo's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._inductor.compile_fx import compile_fx
 
 Function = Callable[..., Any]
+_each = itertools.starmap  # how outputs are made; another one while they are timed
 
 
 def allocator(device: str) -> Callable[..., torch.Tensor]:
@@ -31,6 +37,38 @@ def bare_frame(function: Function) -> Function:
     """`function` compiled without generated code."""
     compiled: Function = torch.compile(function, backend=_backend)
     return compiled
+
+
+def guards_only(function: Function) -> Function:
+    """`function` compiled so that a call is Dynamo's guards and bytecode, and returns the same tensors every time.
+
+    They are laid out as the function's results are, and leaves where those require gradients, so that a backward goes
+    no further. Nothing is written, neither results nor inputs.
+    """
+
+    # One function each: Dynamo tells backends apart, so that no two share an entry in its cache.
+    def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
+        [output] = graph.graph.find_nodes(op="output")
+        results = tuple(_leaf(node.meta["example_value"]) for node in output.args[0])
+        return lambda *inputs: results
+
+    compiled: Function = torch.compile(function, backend=backend)
+    return compiled
+
+
+@contextlib.contextmanager
+def timed_outputs() -> Iterator[list[int]]:
+    """Meanwhile, for every piece of generated code that is missing, the nanoseconds in which its results are made."""
+    spent: list[int] = []
+
+    def timed(allocate: Callable[..., torch.Tensor], layouts: Iterable[Any]) -> list[torch.Tensor]:
+        start = time.perf_counter_ns()
+        made = list(itertools.starmap(allocate, layouts))
+        spent.append(time.perf_counter_ns() - start)
+        return made
+
+    with mock.patch(f"{__name__}._each", timed):
+        yield spent
 
 
 def _backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -86,7 +124,7 @@ class _Maker:
         if not self._are_real:
             self._constants = [_real(value) for value in self._constants]
             self._are_real = True
-        fresh = itertools.starmap(self._allocate, self._layouts) if self._allocate is not None else ()
+        fresh = _each(self._allocate, self._layouts) if self._allocate is not None else ()
         values = [*inputs, *self._constants, *fresh]
         inputs.clear()
         return list(self._pick(values))
@@ -100,3 +138,13 @@ def _real(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(*_sizes(value), dtype=value.dtype, device=value.device)
+
+
+def _leaf(value: Any) -> Any:
+    """Real, also where it is a size, which Dynamo's guards then hold to this number."""
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    differentiable = value.dtype.is_floating_point or value.dtype.is_complex
+    return _real(value).requires_grad_(value.requires_grad and differentiable)

@@ -16,12 +16,15 @@ ends before its kernels do, and these may overlap with the host: so the floor of
 on the host and the raw replay's latency. Eager and plain Inductor are left out: they take long, and no target is about
 them.
 
-A second table says how much of our time is the launcher's, and in which of its phases. Needs a CUDA device.
+Where our time goes is measured beside it: "guards" is the function compiled without AOTAutograd, timed within its calls
+(`bare_frame.guards_only`); after the rounds, in bursts of their own, what "nothing" takes to make outputs, and the
+phases of our launcher. `split` puts them together. Needs a CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
 import gc
 import json
@@ -35,13 +38,15 @@ from typing import Any
 import torch
 
 from pygraph_inductor.recording.record import Recording
-from scripts.bench import bare_frame, facts
+from scripts.bench import bare_frame, facts, host_cost_page
 from scripts.bench.registry import Draw, all_workloads, call_once
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
 BURST = 20  # calls: the launch queue never fills
+PASSES = 5  # bursts in which parts of a call are timed, after the rounds
 SETTLE = 40  # calls before anything is timed
 NOTHING = Variant("nothing", "nothing", "default")
+GUARDS = Variant("guards", "guards", "default")
 REPLAY = Variant("replay", "raw replay", "default")
 COMPARED = (NOTHING, EAGER, INDUCTOR, STOCK, OURS, REPLAY)
 COMPARED_IN_TRAINING = (NOTHING, STOCK, OURS, REPLAY)
@@ -126,24 +131,46 @@ TRAINING = (
 
 @dataclass
 class Times:
-    """Microseconds a call."""
+    """Microseconds a call; a latency only of what ends when the device does."""
 
     host: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
         low, middle, high = statistics.quantiles(self.host, n=4)
-        named = {"host": middle, "host_q1": low, "host_q3": high, "latency": statistics.median(self.latency)}
+        named = {"host": middle, "host_q1": low, "host_q3": high}
+        if self.latency:
+            named["latency"] = statistics.median(self.latency)
         return {name: round(value, 2) for name, value in named.items()}
 
 
+class Stopwatch:
+    """A function, and how long its calls took in all. Some 0.1 us of each are the clock's own."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.spent = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter_ns()
+        result = self.function(*args, **kwargs)
+        self.spent += time.perf_counter_ns() - start
+        return result
+
+    def read(self) -> float:
+        """Seconds, as `time.perf_counter` tells them, of a clock that runs only within the calls."""
+        return self.spent / 1e9
+
+
 def measure(row: Row, rounds: int) -> dict[str, Any]:
-    """Microseconds by variant: median and quartiles of the host's time, median latency; the floor; our phases."""
+    """Microseconds by variant: median and quartiles of the host's time, median latency; the floor; where ours goes."""
+    torch._dynamo.reset()  # rows that share a function would compile it for any size, with other guards
     function = row.make()
     compared = COMPARED_IN_TRAINING if row.training else COMPARED
     calls = {v: compiled(v, function) for v in {*compared, INDUCTOR} - {NOTHING, REPLAY}}
     calls[NOTHING] = bare_frame.bare_frame(function)
-    times = {variant: Times() for variant in compared}
+    calls[GUARDS] = watch = Stopwatch(bare_frame.guards_only(function))
+    times = {variant: Times() for variant in (*compared, GUARDS)}
     with active(INDUCTOR):
         replay = captured(row, calls[INDUCTOR])
     for number in range(rounds + 1):
@@ -154,15 +181,21 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                 begin_iteration(variant)
                 if not number:
                     settle(one, sets)
-                burst, single = _one_round(one, sets)
+                burst, single = _one_round(one, sets, watch.read if variant is GUARDS else time.perf_counter)
             if number:
                 taken.host.append(burst)
-                taken.latency.append(single)
+                if variant is not GUARDS:
+                    taken.latency.append(single)
     found: dict[str, Any] = {variant.name: taken.summary() for variant, taken in times.items()}
     found["floor"] = floor(found[NOTHING.name], found[REPLAY.name], row.training)
     found["training"] = row.training
+    sets = [row.draw() for _ in range(4)]
+    with active(NOTHING):
+        outputs = making_outputs(functools.partial(row.drive, calls[NOTHING]), sets)
     with active(OURS):
-        found["phases"] = phases(functools.partial(row.drive, calls[OURS]), [row.draw() for _ in range(4)])
+        found["phases"] = phases(functools.partial(row.drive, calls[OURS]), sets)
+    if found["phases"]:
+        found["split"] = split(found, outputs)
     return found
 
 
@@ -173,10 +206,30 @@ def floor(least: dict[str, float], replay: dict[str, float], training: bool) -> 
     return {"host": round(host, 2), "latency": round(latency, 2)}
 
 
+def split(found: dict[str, Any], outputs: float) -> dict[str, float]:
+    """Our host time in parts: all but `outputs` add up to it; those are what `nothing` has in place of our path."""
+    guards, nothing, ours = (found[variant.name]["host"] for variant in (GUARDS, NOTHING, OURS))
+    driver = found["phases"]["tell"] + found["phases"]["launch"]
+    parts = {
+        "guards": guards,
+        "frame": nothing - guards - outputs,
+        "outputs": outputs,
+        "path": ours - (nothing - outputs) - driver,
+        "driver": driver,
+    }
+    return {name: round(value, 2) for name, value in parts.items()}
+
+
 def settle(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> None:
     """Compile, record, and go on until it is decided for every function whether its graph is used."""
     for number in range(SETTLE):
         one(sets[number % len(sets)])
+        wait()
+
+
+def wait() -> None:
+    """Until the device is done, where there is one."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
@@ -200,6 +253,12 @@ def captured(row: Row, call: Function) -> Callable[[], Any]:
     return replay
 
 
+def making_outputs(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> float:
+    """Microseconds per iteration in which a bare frame makes outputs and gradients."""
+    with bare_frame.timed_outputs() as spent:
+        return _in_bursts(one, sets, spent.clear, lambda: {"outputs": sum(spent)})["outputs"]
+
+
 def phases(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> dict[str, float]:
     """Microseconds per iteration in each phase of the launcher in C, over all functions of the iteration."""
     launchers = [
@@ -207,33 +266,58 @@ def phases(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -
         for found in gc.get_objects()
         if type(found) is Recording and not found.closed and found.launcher is not None
     ]
+
+    def begin() -> None:
+        for launcher in launchers:
+            launcher.time(True)
+
+    def spent() -> dict[str, int]:
+        total: collections.Counter[str] = collections.Counter()
+        for launcher in launchers:
+            total.update(launcher.spent())
+        return dict(total)
+
+    found = _in_bursts(one, sets, begin, spent)
+    for launcher in launchers:
+        launcher.time(False)
+    return found
+
+
+def _in_bursts(
+    one: Callable[[Sequence[Any]], Any],
+    sets: Sequence[Sequence[Any]],
+    begin: Callable[[], None],
+    spent: Callable[[], dict[str, int]],
+) -> dict[str, float]:
+    """Microseconds per iteration, median of bursts, of what `spent` then says in nanoseconds since `begin`."""
     for inputs in sets:  # the first calls after something else have memory to find
         one(inputs)
-    for launcher in launchers:
-        launcher.time(True)
-    for number in range(BURST):
-        one(sets[number % len(sets)])
-    total: dict[str, float] = {}
-    for launcher in launchers:
-        for phase, spent in launcher.spent().items():
-            total[phase] = total.get(phase, 0.0) + spent / BURST / 1e3
-        launcher.time(False)
-    return {phase: round(spent, 2) for phase, spent in total.items()}
+    bursts = []
+    for _ in range(PASSES):
+        wait()
+        begin()
+        for number in range(BURST):
+            one(sets[number % len(sets)])
+        bursts.append(spent())
+    return {name: round(statistics.median(b[name] for b in bursts) / BURST / 1e3, 2) for name in bursts[0]}
 
 
-def _one_round(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> tuple[float, float]:
+def _one_round(
+    one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]], now: Callable[[], float]
+) -> tuple[float, float]:
+    """Microseconds of `now` per call in a burst, and in one call with a wait for the device."""
     for inputs in sets:
         one(inputs)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
+    wait()
+    start = now()
     for number in range(BURST):
         one(sets[number % len(sets)])
-    burst = (time.perf_counter() - start) / BURST
-    torch.cuda.synchronize()
-    start = time.perf_counter()
+    burst = (now() - start) / BURST
+    wait()
+    start = now()
     one(sets[0])
-    torch.cuda.synchronize()
-    return burst * 1e6, (time.perf_counter() - start) * 1e6
+    wait()
+    return burst * 1e6, (now() - start) * 1e6
 
 
 def run(
@@ -272,99 +356,6 @@ def run(
     return found
 
 
-_ABOUT_FLOOR = "; `replay` is the plain call captured whole and replayed raw; the floor is nothing and the raw replay."
-_ABOUT_TRAINING = (
-    " Of training steps, `nothing` also has dropping gradients, autocast, as many saved tensors (activations are the"
-    " same ones in every call), autograd's engine, and a new gradient for every parameter. The floor of their latency"
-    " is the larger of the floor on the host and the raw replay's latency. How far we are above it is a ratio, of the"
-    " host's time and in brackets of the latency."
-)
-# What was measured first had a function with one output in place of this.
-_NOTHING_AT_FIRST = (
-    "a compiled function of the same signature that launches nothing (where ours is below the floor, it cost more than"
-    " all of our call, and is none)"
-)
-_NOTHING = "the compiled function without its generated code, which makes new outputs and launches nothing"
-
-
-def page(result: dict[str, Any]) -> str:
-    """The numbers as a page of Markdown."""
-    where = result["environment"]
-    rows = result["rows"]
-    # What was measured before raw replays were has no such columns.
-    columns = [*(variant.name for variant in COMPARED), "floor"]
-    names = [name for name in columns if any(name in variants for variants in rows.values())]
-    over = ["ours over the floor"] if "floor" in names else []
-    fewer = " (of training steps, a sixth as many)" if any("training step" in name for name in rows) else ""
-    nothing = _NOTHING if any("training" in variants for variants in rows.values()) else _NOTHING_AT_FIRST
-    lines = [
-        "# What one call costs the host",
-        "",
-        "Generated from `host_cost.json` by `python -m scripts.bench.host_cost --read … --page …`.",
-        "",
-        f"{where['gpu']}, {where['cpu']}, torch {where['torch']}, driver {where['driver']}, commit"
-        f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"
-        f" {result['calls_per_burst']} calls with new input tensors"
-        f"{fewer}; in brackets the latency of one call. `nothing` is"
-        f" {nothing}; `inductor` is without graphs"
-        + (_ABOUT_FLOOR if over else ".")
-        + (_ABOUT_TRAINING if any(variants.get("training") for variants in rows.values()) else ""),
-        "",
-        *_table(["", *names, *over], [_cells(name, variants, names, over) for name, variants in rows.items()]),
-    ]
-    split = {name: variants["phases"] for name, variants in rows.items() if "phases" in variants}
-    if split:
-        heads = list(next(iter(split.values())))
-        lines += [
-            "",
-            "Where our time goes: the launcher in C compares the inputs with the recording (`accept`), makes outputs"
-            " (`allocate`), rewrites node parameters (`tell`), replays (`launch`) and hands out (`wrap`). The rest is"
-            " Dynamo's, AOTAutograd's and, in training, autograd's.",
-            "",
-            *_table(
-                ["", *heads, "the rest"],
-                [
-                    [
-                        name,
-                        *(f"{spent[h]:.1f}" for h in heads),
-                        f"{rows[name]['ours']['host'] - sum(spent.values()):.0f}",
-                    ]
-                    for name, spent in split.items()
-                ],
-            ),
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _cells(name: str, variants: dict[str, Any], names: Sequence[str], over: Sequence[str]) -> list[str]:
-    cells = [name]
-    known = {v: value for v, value in variants.items() if v != "floor" or has_floor(variants)}
-    cells += [f"{known[v]['host']:.0f} ({known[v]['latency']:.0f})" if v in known else "-" for v in names]
-    if over:
-        cells.append(_distance(variants))
-    return cells
-
-
-def has_floor(variants: dict[str, Any]) -> bool:
-    """Whether the data tells it: a replay is not all that a step must do, and at first nothing else was measured."""
-    return "floor" in variants and NOTHING.name in variants
-
-
-def _distance(variants: dict[str, Any]) -> str:
-    """From the floor to ours: microseconds, of a training step the ratio."""
-    if not has_floor(variants):
-        return "-"
-    ours, least = variants[OURS.name], variants["floor"]
-    if variants.get("training"):
-        return f"{ours['host'] / least['host']:.2f}x ({ours['latency'] / least['latency']:.2f}x)"
-    return f"{ours['host'] - least['host']:+.0f}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
@@ -386,8 +377,8 @@ def main() -> None:
         else run(options.rounds, options.commit, options.training, options.only, keep)
     )
     if options.page is not None:
-        options.page.write_text(page(result))
-    print(page(result))
+        options.page.write_text(host_cost_page.page(result))
+    print(host_cost_page.page(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The frame without generated code: the same guards, saved tensors and gradients, nothing computed, no graph break."""
+"""The frame without generated code: the same guards, saved tensors and gradients, nothing computed, no graph break.
+
+And the guards alone, without AOTAutograd.
+"""
 
 from __future__ import annotations
 
@@ -146,3 +149,85 @@ def test_a_written_input_is_left_alone(calls: list[list[Any]]) -> None:
     assert len(calls) == 2 and torch.equal(cache, before) and cache._version == 2, "autograd hears of it all the same"
     assert all(result.shape == (2, 4) for result in results)
     assert not counters["graph_break"]
+
+
+def test_outputs_are_timed_only_when_asked(calls: list[list[Any]]) -> None:
+    model, tokens = Model(), torch.randint(10, (3, 4))
+    bare = bare_frame.bare_frame(model)
+    step(bare, model, tokens)
+    with bare_frame.timed_outputs() as spent:
+        step(bare, model, tokens)
+        assert len(spent) == 2 and all(spent), "the forward's and the backward's"
+    step(bare, model, tokens)
+    assert len(spent) == 2 and len(calls) == 6
+    assert [one is None for one in calls[2]] == [one is None for one in calls[0]], "the same results"
+
+
+def layouts(given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Outputs of several dtypes and strides; integers never require gradients."""
+    return given.t() * 2, given.sum(), given.argmax(dim=1), given.to(torch.bfloat16), given.detach() + 1
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_guards_alone_return_the_same_tensors_laid_out_as_results(gradients: bool) -> None:
+    given = torch.randn(3, 5, requires_grad=gradients)
+    call = bare_frame.guards_only(layouts)
+    first, second, want = call(given), call(given), layouts(given)
+    for one, again, real in zip(first, second, want, strict=True):
+        assert type(one) is torch.Tensor and one is again and one.is_leaf
+        assert (one.size(), one.stride(), one.dtype) == (real.size(), real.stride(), real.dtype)
+        assert (one.device, one.requires_grad) == (real.device, real.requires_grad)
+    assert [one.requires_grad for one in first] == [gradients, gradients, False, gradients, False]
+
+
+def operators(call: Any, inputs: Any) -> set[str]:
+    """What ran in a call; a dispatch mode would be seen by Dynamo, which then compiles nothing."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call_once(call, inputs)
+    return {event.key for event in profile.key_averages() if event.key.startswith("aten::")}
+
+
+def test_guards_alone_run_no_operator(calls: list[list[Any]]) -> None:
+    inputs = (torch.randn(2, 16, 4), torch.randn(2, 1, 4), torch.tensor([3]))
+    call, before = bare_frame.guards_only(host_cost.into_cache), inputs[0].clone()
+    one = call_once(call, inputs)
+    assert not operators(call, inputs) and not calls and call_once(call, inputs) is one
+    assert torch.equal(inputs[0], before) and inputs[0]._version == 0 and one.shape == (2, 4)
+    assert {"aten::index_copy_", "aten::tanh"} <= operators(host_cost.into_cache, inputs), "they are seen"
+
+
+def test_guards_alone_are_real_guards() -> None:
+    model, tokens = Model(), torch.randint(10, (3, 4))
+    call = bare_frame.guards_only(model)
+    call(tokens), call(tokens)
+    assert counters["stats"]["unique_graphs"] == 1
+    model.drop.p = 0.5
+    call(tokens)
+    assert counters["stats"]["unique_graphs"] == 2
+    sized = bare_frame.guards_only(host_cost.double)
+    for count, size in enumerate((4, 6, 9), start=3):
+        for _ in range(2):
+            assert sized(torch.randn(size)).shape == (size,), (
+                "the layout is of this size, also where Dynamo has a symbol"
+            )
+        assert counters["stats"]["unique_graphs"] == count
+    assert not counters["graph_break"]
+
+
+def test_guards_alone_have_an_entry_of_their_own() -> None:
+    given = torch.randn(4)
+    one, other = bare_frame.guards_only(host_cost.double), bare_frame.guards_only(host_cost.double)
+    real = torch.compile(host_cost.double, backend="eager")
+    first = one(given)
+    assert other(given) is not first and one(given) is first
+    assert torch.equal(real(given), host_cost.double(given)) and one(given) is first
+    assert counters["stats"]["unique_graphs"] == 3
+
+
+def test_a_backward_ends_at_what_guards_alone_return() -> None:
+    model, tokens = Model(), torch.randint(10, (3, 4))
+    call = bare_frame.guards_only(model)
+    losses = [step(call, model, tokens) for _ in range(3)]
+    assert losses[0] is losses[1] is losses[2] and losses[0].is_leaf
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]

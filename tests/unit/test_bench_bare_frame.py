@@ -214,6 +214,13 @@ def test_guards_alone_are_real_guards() -> None:
     assert not counters["graph_break"]
 
 
+def test_a_size_that_guards_alone_return_is_a_number() -> None:
+    call = bare_frame.guards_only(lambda x: (x * 2, x.size(0) * 3))
+    for size in (4, 6, 9):
+        _, number = call(torch.randn(size))
+        assert type(number) is int and number == size * 3
+
+
 def test_guards_alone_have_an_entry_of_their_own() -> None:
     given = torch.randn(4)
     one, other = bare_frame.guards_only(host_cost.double), bare_frame.guards_only(host_cost.double)

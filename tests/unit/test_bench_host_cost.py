@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +156,13 @@ def test_making_outputs_is_a_part_of_the_frame_and_grows_with_their_number(undis
     for _ in range(100):
         call_once(frame, many)
     assert 0 < 4 * spent[0] < spent[1] < (time.perf_counter() - start) / 100 * 1e6
+
+
+def test_every_burst_is_timed_on_its_own(undisturbed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = bare_frame.bare_frame(host_cost.double)
+    clock = itertools.count(step=500)
+    monkeypatch.setattr(bare_frame, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(clock)))
+    assert host_cost.making_outputs(lambda one: call_once(frame, one), [[torch.randn(8)]]) == 0.5
 
 
 def test_a_row_is_measured_with_its_parts(undisturbed: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--ablation", action="store_true", help="ours again with each technique switched off")
     one.add_argument("--cold", action="store_true", help="compile each variant from an empty cache, to time compiling")
     one.add_argument("--no-probe", action="store_true", help="leave out memory, start-up and the profiler's counts")
+    one.add_argument("--no-timing", action="store_true", help="only memory, start-up and the profiler's counts")
     one.add_argument("--again", action="store_true", help="measure also what has a result of this commit")
     one.add_argument("--commit", help="the commit's name, where git cannot tell")
     one.add_argument("--out", type=Path, default=None, help="folder of result files (.cache/bench/DEVICE)")
@@ -114,6 +115,8 @@ def run(options: argparse.Namespace) -> int:
 
     console = terminal()
     simulated = options.device == "sim"
+    if options.no_probe and options.no_timing:
+        raise SystemExit("--no-probe and --no-timing together leave nothing to measure")
     names = [v.name for v in (EAGER, INDUCTOR, STOCK, OURS, FLOOR)]
     if options.variants:
         names = options.variants.split(",")
@@ -135,6 +138,7 @@ def run(options: argparse.Namespace) -> int:
         batch=options.batch or (jobs if simulated else min(12, 3 * jobs)),
         cold=options.cold,
         probe=not options.no_probe,
+        time=not options.no_timing,
         again=options.again,
         commit=options.commit,
         method=options.method,

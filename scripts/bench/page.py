@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import goals, model
+from scripts.bench import goals, model, resources
 from scripts.bench.compare import times
+from scripts.bench.markdown import human_bytes, table
 from scripts.bench.measure import STEADY
 from scripts.bench.reasons import brief
 from scripts.bench.results import Result, VariantResult, commit_name, load
@@ -50,7 +51,7 @@ def chosen(results: Sequence[Result], pool: bool) -> tuple[list[Result], list[Re
     One row a workload: the newest, without techniques switched off if there is one. Without `pool`, averages are over
     the commit that has most rows (then the newest).
     """
-    real = [result for result in results if result.environment.get("device") == "cuda"]
+    real = [result for result in results if result.environment.get("device") == "cuda" and was_timed(result)]
     newest: dict[tuple[str, str], Result] = {}
     for result in sorted(real, key=lambda result: (not has_ablation(result), result.finished)):
         newest[(commit_name(result), result.workload)] = result
@@ -70,19 +71,30 @@ def chosen(results: Sequence[Result], pool: bool) -> tuple[list[Result], list[Re
     return order(seen.values()), order(others.values())
 
 
+def was_timed(result: Result) -> bool:
+    """Whether the run was one that times; whether there is a time is another question."""
+    return result.configuration.get("throughput", STEADY) is not None
+
+
 def has_ablation(result: Result) -> bool:
     return any(variant.name in result.variants for variant in ABLATIONS)
 
 
 def ablated(results: Sequence[Result], main: Sequence[Result]) -> list[Result]:
-    """The newest rows of these workloads and commits in which techniques were switched off, in runs of their own."""
+    """Rows in which techniques were switched off, in runs of their own."""
+    return beside(main, [result for result in results if has_ablation(result)])
+
+
+def compiled_from_nothing(results: Sequence[Result], main: Sequence[Result]) -> list[Result]:
+    """Rows in which stock graphs and ours each compiled with an empty cache."""
+    return beside(main, [result for result in results if goals.cold_startup_ratio(result)])
+
+
+def beside(main: Sequence[Result], results: Sequence[Result]) -> list[Result]:
+    """The newest of these results of each workload and commit of the page's rows."""
     wanted = {(commit_name(result), result.workload) for result in main}
-    found = {
-        result.workload: result
-        for result in sorted(results, key=lambda result: result.finished)
-        if has_ablation(result) and (commit_name(result), result.workload) in wanted
-    }
-    return order(found.values())
+    newest = sorted(results, key=lambda result: result.finished)
+    return order({r.workload: r for r in newest if (commit_name(r), r.workload) in wanted}.values())
 
 
 def order(results: Iterable[Result]) -> list[Result]:
@@ -92,17 +104,20 @@ def order(results: Iterable[Result]) -> list[Result]:
 def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, Path] | None) -> str:
     """The template with every `{{name}}` replaced. `plots`: those that there is data for; None if none were drawn."""
     main, others = chosen(results, pool)
+    cold = compiled_from_nothing(results, main)
     paper = json.loads(PAPER.read_text())
     parts: dict[str, Callable[[], str]] = {
         "origin": lambda: origin(main, others),
-        "goals": lambda: goals_table(main),
+        "goals": lambda: goals_table(main, cold),
         "speed": lambda: speed_table(main, others),
-        "paper_overall": lambda: paper_overall(main, paper),
+        "paper_overall": lambda: paper_overall(main, cold, paper),
         "paper": lambda: paper_table(main, paper),
         "differences": lambda: differences(main, paper),
         "ablation": lambda: ablation_table(ablated(results, main)),
-        "resources": lambda: resources_table(main),
-        "unmeasured": lambda: unmeasured(main),
+        "resources": lambda: resources.resources_table(main),
+        "parts": lambda: resources.parts_table(main),
+        "cold": lambda: resources.cold_table(cold),
+        "unmeasured": lambda: resources.unmeasured(main),
         "far": lambda: far_from_eager(main),
         "model": lambda: model_table(main),
         "accuracy": lambda: accuracy_table(main),
@@ -119,14 +134,6 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         return parts[name]() if main or name == "failures" else NOTHING
 
     return re.sub(r"\{\{([\w:]+)\}\}", fill, template)
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-    """A Markdown table; the first `left` columns are text."""
-    lines = ["| " + " | ".join(heads) + " |"]
-    lines.append("|" + "|".join("---" if n < left else "---:" for n in range(len(heads))) + "|")
-    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
@@ -157,8 +164,8 @@ def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def goals_table(main: Sequence[Result]) -> str:
-    rows = [(g.what, g.goal, g.found, g.stock, g.verdict, g.over) for g in goals.all_goals(main)]
+def goals_table(main: Sequence[Result], cold: Sequence[Result]) -> str:
+    rows = [(g.what, g.goal, g.found, g.stock, g.verdict, g.over) for g in goals.all_goals(main, cold)]
     return table(("what", "goal", "ours", "stock graphs", "met", "over"), rows, left=1)
 
 
@@ -216,7 +223,7 @@ def microseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} us"
 
 
-def paper_overall(main: Sequence[Result], paper: dict[str, Any]) -> str:
+def paper_overall(main: Sequence[Result], from_nothing: Sequence[Result], paper: dict[str, Any]) -> str:
     """The paper's averages beside ours over its workloads."""
     own = [result for result in main if result.facts.get("paper")]
     rows = []
@@ -239,7 +246,7 @@ def paper_overall(main: Sequence[Result], paper: dict[str, Any]) -> str:
             len(slower),
         )
     )
-    cold = [v for r in own if (v := goals.cold_startup_ratio(r))]
+    cold = [v for r in from_nothing if r.facts.get("paper") and (v := goals.cold_startup_ratio(r))]
     average = times(sum(cold) / len(cold)) if cold else "-"
     rows.append(
         (
@@ -270,23 +277,6 @@ def paper_table(main: Sequence[Result], paper: dict[str, Any]) -> str:
     return table(("workload", "figure", "paper", "here"), rows, left=2) if rows else "None of the paper's workloads."
 
 
-def _share(variant: VariantResult) -> str:
-    profile = variant.profile
-    return f"{100 * profile.kernels_in_graphs / profile.kernels:.2f} %" if profile and profile.kernels else "-"
-
-
-def _compiled_share(variant: VariantResult) -> str:
-    profile = variant.profile
-    if profile is None or not profile.kernels or profile.kernels_compiled is None:
-        return "-"
-    return f"{100 * profile.kernels_compiled / profile.kernels:.2f} %"
-
-
-def _bytes(result: Result, name: str) -> str:
-    value = goals.extra_bytes(result, name)
-    return "-" if value is None else human_bytes(value)
-
-
 def _gain_of(result: Result, technique: str) -> str:
     found = goals.over(result, f"ours-no-{technique}", OURS.name)
     return times(found) if found else result.variants.get(f"ours-no-{technique}", VariantResult("not measured")).status
@@ -304,10 +294,10 @@ PUBLISHED: dict[str, Callable[[float, Result, VariantResult, VariantResult], tup
     "addresses_gain": lambda v, r, s, o: (
         "addresses as parameters (with over without)", times(1 + v), _gain_of(r, "addresses")
     ),
-    "in_graphs_stock": lambda v, r, s, o: ("kernels in graphs, stock", f"{v:.2f} %", _share(s)),
-    "in_graphs_ours": lambda v, r, s, o: ("kernels in graphs, ours", f"{v:.2f} %", _share(o)),
-    "copied_stock": lambda v, r, s, o: ("bytes copied, stock", human_bytes(v), _bytes(r, STOCK.name)),
-    "copied_ours": lambda v, r, s, o: ("bytes copied, ours", human_bytes(v), _bytes(r, OURS.name)),
+    "in_graphs_stock": lambda v, r, s, o: ("kernels in graphs, stock", f"{v:.2f} %", resources.share(s)),
+    "in_graphs_ours": lambda v, r, s, o: ("kernels in graphs, ours", f"{v:.2f} %", resources.share(o)),
+    "copied_stock": lambda v, r, s, o: ("bytes copied, stock", human_bytes(v), resources.copied(r, STOCK.name)),
+    "copied_ours": lambda v, r, s, o: ("bytes copied, ours", human_bytes(v), resources.copied(r, OURS.name)),
 }  # fmt: skip
 
 
@@ -342,56 +332,6 @@ def ablation_cell(result: Result, name: str) -> str:
     if variant is None:
         return "-"
     return times(goals.over(result, name, OURS.name)) if variant.timing else variant.status
-
-
-def resources_table(main: Sequence[Result]) -> str:
-    heads = ["workload", "copied, stock", "copied, ours", "host to device, stock", "host to device, ours"]
-    knows = any(v.profile and v.profile.kernels_compiled is not None for r in main for v in r.variants.values())
-    heads += ["kernels", *(["of compiled code"] if knows else []), "in graphs, stock", "in graphs, ours"]
-    heads += ["steady memory, stock", "steady memory, ours"]
-    heads += ["peak, stock", "peak, ours", "to steady, stock", "to steady, ours", "recordings", "cuts"]
-    rows = []
-    for result in main:
-        stock, ours = (result.variants.get(n, VariantResult()) for n in (STOCK.name, OURS.name))
-        graphs, profile = ours.graphs, ours.profile
-        memory = [times(goals.memory_ratio(result, n, f)) for f in goals.MEMORY for n in (STOCK.name, OURS.name)]
-        host = [human(goals.extra_bytes(result, n, "host_to_device")) for n in (STOCK.name, OURS.name)]
-        start = [f"{v.startup.to_steady_s:.1f} s ({v.startup.cache})" if v.startup else "-" for v in (stock, ours)]
-        counted = [graphs.recordings, len(graphs.cuts)] if graphs else ["-", "-"]
-        copied = [_bytes(result, STOCK.name), _bytes(result, OURS.name)]
-        kernels = f"{profile.kernels:,.0f}" if profile else "-"
-        shares = [*([_compiled_share(ours)] if knows else []), _share(stock), _share(ours)]
-        rows.append((result.workload, *copied, *host, kernels, *shares, *memory, *start, *counted))
-    return table(heads, rows)
-
-
-def unmeasured(main: Sequence[Result]) -> str:
-    """Which variants lack memory or start-up, which come from a process of their own."""
-    lacking: dict[str, list[str]] = {}
-    for result in main:
-        for name in (INDUCTOR.name, STOCK.name, OURS.name):
-            found = result.variants.get(name, VariantResult())
-            what = [part for part, value in (("memory", found.memory), ("start-up", found.startup)) if value is None]
-            if what:
-                why = ", which failed" if found.status == "failed" else ""
-                lacking.setdefault(" and ".join(what), []).append(f"{result.workload} ({VARIANTS[name].label}{why})")
-    if not lacking:
-        return "Every variant has both."
-    listed = [f"{what}: {', '.join(names)}" for what, names in sorted(lacking.items())]
-    explanation = "Processes of their own that did not end within the run's time budget, or failed, told nothing."
-    return "\n".join([f"Not measured: {'; '.join(listed)}.", explanation])
-
-
-def human(value: float | None) -> str:
-    return "-" if value is None else human_bytes(value)
-
-
-def human_bytes(value: float) -> str:
-    """Bytes in decimal units, as the paper writes them."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:,.1f} {unit}"
-    return f"{value:,.0f} B"
 
 
 def model_table(main: Sequence[Result]) -> str:

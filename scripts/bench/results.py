@@ -41,14 +41,26 @@ class Startup:
 
 
 @dataclass
+class MemoryParts:
+    """Bytes by what they are for: reserved by graphs' pools; saved for the backward; gradients. Some lie in pools."""
+
+    pools: int
+    activations: int
+    activations_in_pools: int
+    gradients: int
+    gradients_in_pools: int
+
+
+@dataclass
 class Memory:
-    """Bytes over steady iterations, one set of inputs at a time."""
+    """Bytes over steady iterations, one set of inputs at a time; `parts` of one more of them, None in older data."""
 
     steady_allocated: int
     steady_reserved: int
     peak_allocated: int
     peak_reserved: int
     peak_reserved_with_startup: int
+    parts: MemoryParts | None = None
 
 
 @dataclass

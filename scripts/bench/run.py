@@ -48,6 +48,7 @@ class Options:
     batch: int = 1
     cold: bool = False
     probe: bool = True
+    time: bool = True
     again: bool = False
     commit: str | None = None
     method: str = METHODS[0]
@@ -60,7 +61,7 @@ class Options:
             "size": "full" if self.device == "cuda" else "tiny",
             "variants": list(self.variants),
             "seconds": self.seconds,
-            "throughput": STEADY,
+            "throughput": STEADY if self.time else None,
             "cache": "cold" if self.cold else "shared",
             "knobs": knobs,
         }
@@ -244,17 +245,23 @@ class Run:
             spare = self.left() - self.reserve([*waiting, *timers])
             # What does not fit is left out: what is known of its memory and start-up has to do.
             queue = [entry for entry in queue if entry[0].probe_s() < spare]
-            self.start_probes(queue, probing, len(timers))
-            if not queue:
-                busy = {item.workload.name for item, _, _ in probing}
+            self.start_probes(queue, probing, len(timers), spare)
+            busy = {item.workload.name for item, _, _ in probing}
+            unprobed = busy | {item.workload.name for item, _ in queue}
+            if not self.options.time:
+                results += [self.finish(item) for item in waiting if item.workload.name not in unprobed]
+                waiting = [item for item in waiting if item.workload.name in unprobed]
+            elif not queue:
                 self.start_timers(waiting, timers, busy, len(probing))
+            elif len(timers) + 1 < self.options.jobs:
+                self.start_timers(waiting, timers, unprobed | self.in_time(waiting), len(probing))
             ended = [item for item in timers if item.timer and (item.timer.ready or not item.timer.running())]
             idle = not timers and not probing and self.left() < MARGIN
             if idle or self.left() < self.options.seconds + TURN:
                 for _, _, process in probing:
                     process.kill(NOT_REACHED)
                 ended, waiting = [*timers, *waiting], []
-            elif not self.pressing(waiting, timers, ended, [process for _, _, process in probing]):
+            elif queue or not self.pressing(waiting, timers, ended, [process for _, _, process in probing]):
                 ended = []
             for item in ended:
                 if item in timers:
@@ -278,14 +285,21 @@ class Run:
         preparing = sum(item.probing_s for item in unready) / 2 / self.options.jobs
         return preparing + len(items) * (self.options.seconds + TURN)
 
+    def in_time(self, waiting: Sequence[Item]) -> set[str]:
+        """Which need not be prepared before all probes have begun: preparing takes less than a probe does."""
+        left = self.left() - len(waiting) * (self.options.seconds + TURN)
+        return {item.workload.name for item in waiting if item.probe_s() < left}
+
     def start_probes(
-        self, queue: list[tuple[Item, str]], probing: list[tuple[Item, str, Process]], others: int
+        self, queue: list[tuple[Item, str]], probing: list[tuple[Item, str, Process]], others: int, spare: float
     ) -> None:
-        """As many as there is room for."""
+        """As many as there is room for: those that take longest first, if there is time to `spare` for all of them."""
         while queue and len(probing) + others < self.options.jobs and self.left() > MARGIN:
             plain = [one for one in queue if one[1] == INDUCTOR.name]
             if plain:
                 entry = max(plain, key=lambda one: one[0].probe_s())
+            elif sum(item.probe_s() for item, _ in queue) / self.options.jobs < spare:
+                entry = max(queue, key=lambda one: one[0].probe_s())
             else:  # stock graphs and ours of one workload after each other, of as many workloads as there is time for
                 entry = min(queue, key=lambda one: (not one[0].probes, one[0].probe_s()))
             queue.remove(entry)

@@ -19,18 +19,18 @@ import torch
 
 from scripts.bench import correct, facts
 from scripts.bench.measure import Runner, interleave, synchronize
+from scripts.bench.memory import memory_of, parts_of
 from scripts.bench.process import Gate
 from scripts.bench.profile import profiled
 from scripts.bench.reasons import brief
 from scripts.bench.registry import SEED, Draw, Program, Workload, all_workloads, preserved
-from scripts.bench.results import Memory, Startup, Timing, VariantResult, encode, write_json
+from scripts.bench.results import Startup, Timing, VariantResult, encode, write_json
 from scripts.bench.stats import Spread
 from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS, Variant, active, compiled, unavailable
 
 WARM_UP = 4  # plain, recording, two replays
 UNSETTLED = 2  # plain, recording: what follows is timed to decide between them, which needs a quiet machine
 LONGEST = 120  # iterations until everything is decided
-STEADY = 6
 PROFILED = 3
 
 
@@ -117,6 +117,7 @@ def probe(workload: Workload, variant: Variant, device: torch.device, cache: str
     if not simulated:
         with active(variant):
             result.memory = memory_of(runner, draw)
+        parts_into(result, runner, draw)
         profile_into(result, runner, draw)
     result.skips = facts.dynamo_counters()
     if variant.ours:
@@ -132,6 +133,19 @@ def probe(workload: Workload, variant: Variant, device: torch.device, cache: str
     return found
 
 
+def parts_into(result: VariantResult, runner: Runner, draw: Draw) -> None:
+    """What the memory is for; trouble with finding out is not the variant's."""
+    try:
+        with active(runner.variant):
+            parts = parts_of(runner, runner.program.fresh(draw))
+    except Exception as error:
+        traceback.print_exc()
+        result.reason = f"parts of memory: {one_line(error)}"
+    else:
+        if result.memory is not None:
+            result.memory.parts = parts
+
+
 def profile_into(result: VariantResult, runner: Runner, draw: Draw) -> None:
     """Profile a few iterations; the profiler's trouble is not the variant's."""
     inputs = iter([runner.program.fresh(draw) for _ in range(PROFILED + 1)])
@@ -141,28 +155,6 @@ def profile_into(result: VariantResult, runner: Runner, draw: Draw) -> None:
     except Exception as error:
         traceback.print_exc()
         result.reason = f"profiler: {one_line(error)}"
-
-
-def memory_of(runner: Runner, draw: Draw) -> Memory:
-    """Bytes over a few steady iterations, each with one new set of inputs."""
-    ever = torch.cuda.max_memory_reserved()
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(STEADY):
-        runner.iterate(runner.program.fresh(draw))
-    torch.cuda.synchronize()
-    peak_allocated, peak_reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return Memory(
-        steady_allocated=torch.cuda.memory_allocated(),
-        steady_reserved=torch.cuda.memory_reserved(),
-        peak_allocated=peak_allocated,
-        peak_reserved=peak_reserved,
-        peak_reserved_with_startup=max(ever, peak_reserved),
-    )
 
 
 def report_functions() -> list[Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import facts, goals, model, page, results
+from scripts.bench import facts, goals, model, page, resources, results
+from scripts.bench.results import MemoryParts, Startup
 from scripts.bench.stats import TIMES
 from tests.unit.bench_data import result, variant
 
@@ -166,9 +167,9 @@ def test_what_lacks_memory_or_start_up_is_listed_with_its_variant():
     cut.variants["ours"].memory = None
     failed.variants["stock"].memory = failed.variants["stock"].startup = None
     failed.variants["stock"].status = "failed"
-    text = page.unmeasured([whole, cut, failed])
+    text = resources.unmeasured([whole, cut, failed])
     assert "memory: EOS (ours)" in text and "memory and start-up: VM (stock graphs, which failed)" in text
-    assert "TKE" not in text and page.unmeasured([whole]) == "Every variant has both."
+    assert "TKE" not in text and resources.unmeasured([whole]) == "Every variant has both."
 
 
 def test_closeness_to_eager_that_proves_nothing_is_said():
@@ -184,3 +185,48 @@ def test_every_workload_that_is_slower_is_named():
     goal = goals.never_slower(slow)
     assert "2 slower" in goal.found and "TKE 1.25" in goal.found and "EOS 1.12" in goal.found
     assert "VM" not in goal.found
+
+
+def compiled_from_nothing(name: str, ours: float, **changes):
+    """A row of a run that times nothing."""
+    found = result(name, 100, 80, 50, 45, finished="2026-03-01T00:00:00+00:00", **changes)
+    found.configuration = {**found.configuration, "throughput": None, "cache": "cold"}
+    del found.variants["ours-no-transform"]
+    for one in found.variants.values():
+        one.timing = None
+    found.variants["ours"].startup = Startup(20.0, ours, "cold")
+    return found
+
+
+def test_start_up_from_nothing_is_beside_the_row_not_in_its_place():
+    ordinary = result("DLRM", 100, 80, 50, 45)
+    for name in ("stock", "ours"):
+        ordinary.variants[name].startup = Startup(1.0, 2.0, "shared")
+    cold, elsewhere = compiled_from_nothing("DLRM", 18.0), compiled_from_nothing("DLRM", 6.0, commit=OTHER)
+    main, others = page.chosen([cold, ordinary, elsewhere], pool=False)
+    assert (main, others) == ([ordinary], [])
+    assert page.compiled_from_nothing([cold, ordinary, elsewhere], main) == [cold]
+    text = resources.cold_table([cold])
+    assert f"| DLRM | 10.0 s | 20.0 s | 12.0 s | 18.0 s | 1.50{TIMES} |" in text
+    goal = goals.all_goals(main, [cold])[-1]
+    assert (goal.found, goal.verdict, "nothing compiled before" in goal.what) == (f"1.50{TIMES}", "no", True)
+    assert goals.all_goals(main)[-1].found == f"1.00{TIMES}"
+
+
+def test_what_memory_is_for():
+    row, without = result("BERT", 100, 80, 50, 45), result("DLRM", 100, 80, 50, 45)
+    for name, parts in (
+        ("inductor", MemoryParts(0, 30_000_000, 0, 10_000_000, 0)),
+        ("stock", MemoryParts(50_000_000, 30_000_000, 30_000_000, 10_000_000, 4_000_000)),
+        ("ours", MemoryParts(20_000_000, 30_000_000, 0, 10_000_000, 0)),
+    ):
+        row.variants[name].memory.parts = parts
+    assert resources.parts_table([without]) == "Not measured in these rows."
+    head, _, line, total = resources.parts_table([row, without]).splitlines()
+    cells = ["BERT", "104.9 MB", "125.8 MB", "110.1 MB", "50.0 MB", "20.0 MB", "30.0 MB", "30.0 MB (30.0 MB)"]
+    cells += ["30.0 MB", "10.0 MB", "10.0 MB (4.0 MB)", "10.0 MB"]
+    assert line == f"| {' | '.join(cells)} |"
+    assert head.count("|") == line.count("|")
+    assert total == line.replace("BERT", "**all**")
+    both = resources.parts_table([row, row]).splitlines()[-1]
+    assert "60.0 MB (60.0 MB)" in both and "20.0 MB (8.0 MB)" in both

@@ -90,7 +90,8 @@ def answers(arguments, gate) -> int:
     """At once, except for one workload that takes long to get ready."""
     if "TKE" in arguments:
         time.sleep(60)
-    gate.wait()
+    if arguments[0] == "time":
+        gate.wait()
     Path(arguments[arguments.index("--out") + 1]).write_text("{}")
     return 0
 
@@ -231,19 +232,43 @@ def test_an_answer_that_cannot_be_read_is_its_own_workloads_failure(options, odd
     assert "cannot be read" in item.result.reason
 
 
-def test_probes_of_one_workload_come_together_and_short_ones_first(options, monkeypatch):
+@pytest.mark.parametrize(
+    "spare, expected",
+    [
+        (5.0, [("WIDE", "stock"), ("WIDE", "ours"), ("EOS", "stock")]),
+        (40.0, [("TKE", "stock"), ("TKE", "ours"), ("EOS", "stock")]),
+    ],
+)
+def test_probes_of_one_workload_come_together_and_short_ones_first_if_not_all_fit(
+    options, monkeypatch, spare, expected
+):
     work = Run(replace(options, jobs=3), silent)
     items = [work.begin(all_workloads()[name]) for name in ("TKE", "WIDE", "EOS")]
     for item, seconds in zip(items, (9.0, 4.0, 6.0), strict=True):
         item.probing_s, item.probes = seconds, 1
     monkeypatch.setattr(Run, "start_probe", lambda self, item, name: mock.Mock())
     queue, probing = [(item, name) for name in ("stock", "ours") for item in items], []
-    work.start_probes(queue, probing, others=0)
-    assert [(item.workload.name, name) for item, name, _ in probing] == [
-        ("WIDE", "stock"),
-        ("WIDE", "ours"),
-        ("EOS", "stock"),
-    ]
+    work.start_probes(queue, probing, others=0, spare=spare)
+    assert [(item.workload.name, name) for item, name, _ in probing] == expected
+
+
+def test_what_takes_too_long_to_wait_is_prepared_while_others_are_probed(options, monkeypatch):
+    work = Run(replace(options, budget=100.0, seconds=7.0), silent)
+    waiting = [work.begin(all_workloads()[name]) for name in ("TKE", "WIDE")]
+    monkeypatch.setattr(run, "TURN", 3.0)
+    for seconds, in_time in ((70.0, {"TKE", "WIDE"}), (90.0, {"WIDE"})):
+        waiting[0].probing_s, waiting[0].probes = seconds, 1
+        assert work.in_time(waiting) == in_time
+
+
+def test_without_timing_a_workload_is_done_after_its_probes(options, monkeypatch):
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    told = []
+    quick = replace(options, time=False, cold=True, variants=("stock", "ours"), work=here(answers))
+    (found,) = Run(quick, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
+    assert told == ["compiling stock graphs", "compiling ours", "ok"]
+    assert found.configuration["throughput"] is None and found.configuration["cache"] == "cold"
+    assert load(options.out) == [found]
 
 
 def test_processes_have_imported_what_they_need_before_they_begin(tmp_path):

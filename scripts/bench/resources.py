@@ -1,0 +1,133 @@
+"""What variants take besides time, as tables: bytes copied, kernels in graphs, memory and what it is for, start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scripts.bench import goals
+from scripts.bench.compare import times
+from scripts.bench.markdown import human, human_bytes, table
+from scripts.bench.results import Result, VariantResult
+from scripts.bench.stats import geomean
+from scripts.bench.variants import INDUCTOR, OURS, STOCK, VARIANTS
+
+
+def share(variant: VariantResult) -> str:
+    """How many of all kernels are launched from graphs, as the profiler sees it."""
+    profile = variant.profile
+    return f"{100 * profile.kernels_in_graphs / profile.kernels:.2f} %" if profile and profile.kernels else "-"
+
+
+def compiled_share(variant: VariantResult) -> str:
+    """How many are launched in calls of compiled functions."""
+    profile = variant.profile
+    if profile is None or not profile.kernels or profile.kernels_compiled is None:
+        return "-"
+    return f"{100 * profile.kernels_compiled / profile.kernels:.2f} %"
+
+
+def copied(result: Result, name: str) -> str:
+    """Bytes that a variant copies on the device beyond the plain call."""
+    return human(goals.extra_bytes(result, name))
+
+
+def resources_table(main: Sequence[Result]) -> str:
+    heads = ["workload", "copied, stock", "copied, ours", "host to device, stock", "host to device, ours"]
+    knows = any(v.profile and v.profile.kernels_compiled is not None for r in main for v in r.variants.values())
+    heads += ["kernels", *(["of compiled code"] if knows else []), "in graphs, stock", "in graphs, ours"]
+    heads += ["steady memory, stock", "steady memory, ours"]
+    heads += ["peak, stock", "peak, ours", "to steady, stock", "to steady, ours", "recordings", "cuts"]
+    rows = []
+    for result in main:
+        stock, ours = (result.variants.get(n, VariantResult()) for n in (STOCK.name, OURS.name))
+        graphs, profile = ours.graphs, ours.profile
+        memory = [times(goals.memory_ratio(result, n, f)) for f in goals.MEMORY for n in (STOCK.name, OURS.name)]
+        host = [human(goals.extra_bytes(result, n, "host_to_device")) for n in (STOCK.name, OURS.name)]
+        start = [f"{v.startup.to_steady_s:.1f} s ({v.startup.cache})" if v.startup else "-" for v in (stock, ours)]
+        counted = [graphs.recordings, len(graphs.cuts)] if graphs else ["-", "-"]
+        kernels = f"{profile.kernels:,.0f}" if profile else "-"
+        shares = [*([compiled_share(ours)] if knows else []), share(stock), share(ours)]
+        rows.append(
+            (
+                result.workload,
+                copied(result, STOCK.name),
+                copied(result, OURS.name),
+                *host,
+                kernels,
+                *shares,
+                *memory,
+                *start,
+                *counted,
+            )
+        )
+    return table(heads, rows)
+
+
+def unmeasured(main: Sequence[Result]) -> str:
+    """Which variants lack memory or start-up, which come from a process of their own."""
+    lacking: dict[str, list[str]] = {}
+    for result in main:
+        for name in (INDUCTOR.name, STOCK.name, OURS.name):
+            found = result.variants.get(name, VariantResult())
+            what = [part for part, value in (("memory", found.memory), ("start-up", found.startup)) if value is None]
+            if what:
+                why = ", which failed" if found.status == "failed" else ""
+                lacking.setdefault(" and ".join(what), []).append(f"{result.workload} ({VARIANTS[name].label}{why})")
+    if not lacking:
+        return "Every variant has both."
+    listed = [f"{what}: {', '.join(names)}" for what, names in sorted(lacking.items())]
+    explanation = "Processes of their own that did not end within the run's time budget, or failed, told nothing."
+    return "\n".join([f"Not measured: {'; '.join(listed)}.", explanation])
+
+
+def parts_table(main: Sequence[Result]) -> str:
+    """What reserved memory is for, of workloads whose three variants all told; the last row adds up each column."""
+    names = (INDUCTOR.name, STOCK.name, OURS.name)
+    rows: list[list[Any]] = []
+    total: list[list[int]] = []
+    for result in main:
+        memories = [found.memory for name in names if (found := result.variants.get(name)) and found.memory]
+        parts = [memory.parts for memory in memories if memory.parts]
+        if len(parts) < len(names):
+            continue
+        reserved = [memory.steady_reserved for memory in memories]
+        columns = [(size, 0) for size in reserved] + [(part.pools, 0) for part in parts[1:]]
+        columns += [(part.activations, part.activations_in_pools) for part in parts]
+        columns += [(part.gradients, part.gradients_in_pools) for part in parts]
+        total.append([value for column in columns for value in column])
+        rows.append([result.workload, *(partly(*column) for column in columns)])
+    if not rows:
+        return "Not measured in these rows."
+    added = [sum(column) for column in zip(*total, strict=True)]
+    rows.append(["**all**", *(partly(*added[n : n + 2]) for n in range(0, len(added), 2))])
+    heads = ["workload", *(f"reserved, {VARIANTS[name].label}" for name in names)]
+    heads += [f"pools, {VARIANTS[name].label}" for name in names[1:]]
+    heads += [f"{what}, {VARIANTS[name].label}" for what in ("activations", "gradients") for name in names]
+    return table(heads, rows)
+
+
+def partly(size: int, in_pools: int) -> str:
+    return f"{human_bytes(size)} ({human_bytes(in_pools)})" if in_pools else human_bytes(size)
+
+
+def cold_table(cold: Sequence[Result]) -> str:
+    """Start-up where each variant compiled everything itself; these processes ran beside others of their kind."""
+    rows = []
+    for result in cold:
+        stock, ours = (result.variants[name].startup for name in (STOCK.name, OURS.name))
+        if stock is not None and ours is not None:
+            seconds = (stock.first_call_s, ours.first_call_s, stock.to_steady_s, ours.to_steady_s)
+            rows.append((result.workload, *(f"{one:.1f} s" for one in seconds), times(goals.startup_ratio(result))))
+    if not rows:
+        return "Not measured in these rows."
+    average = geomean(value for result in cold if (value := goals.cold_startup_ratio(result)))
+    heads = (
+        "workload",
+        "first call, stock",
+        "first call, ours",
+        "to steady, stock",
+        "to steady, ours",
+        "ours over stock",
+    )
+    return table(heads, [*rows, (f"**geomean of {len(rows)}**", "", "", "", "", times(average))])

@@ -18,6 +18,9 @@ from pygraph_inductor.replay.views import bytes_of, covers_its_span, overlaps_it
 # value that is right may look like one of them.
 SOILS = (0xA5, 0x5A)
 _TOLERANCE = 4  # times the difference between plain calls
+# By how many units in the last place of an element a sum may be off that was taken in another order; of short elements,
+# which are rounded from a longer sum, by one.
+_PLACES, _PLACES_OF_SHORT = 16, 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 24  # elements; each takes some 40 bytes while it is compared
 
@@ -45,6 +48,8 @@ class Doubt:
         self._unwritten: torch.Tensor | None = None
         self._missing: torch.Tensor | None = None
         self._lacks_writes = False
+        # Per element, whether every replay was off there; None: one was by more than another order makes.
+        self._off: torch.Tensor | None = None
         self._replayed: torch.Tensor | None = replayed
 
     def soiled_call_gave(self, repeated: torch.Tensor, byte: int) -> bool:
@@ -72,12 +77,24 @@ class Doubt:
             self._where = ~self._unwritten
         self._lacks_writes = self._missing is not None and bool(self._missing.any())
         self._distance = difference(self._expected, self._replayed, self._where)
+        self._off = off_by_order(self._expected, self._replayed, self._where) if self._distance.count else None
         self._replayed = self._unwritten = self._missing = None
 
     def plain_call_gave(self, repeated: torch.Tensor) -> None:
         """Take in what another plain call gave."""
         found = difference(self._expected, repeated, self._where)
         self._plain = Difference(max(self._plain.gap, found.gap), max(self._plain.count, found.count))
+
+    def another_replay_gave(self, replayed: torch.Tensor) -> None:
+        """Take in what one more replay of the same call gave."""
+        if self._off is not None:
+            off = off_by_order(self._expected, replayed, self._where)
+            self._off = None if off is None else self._off & off
+
+    @property
+    def may_be_order(self) -> bool:
+        """Whether the replay may be off only because it added in another order: one more of them may not be."""
+        return self._off is not None and not self._lacks_writes and bool(self._off.any())
 
     @property
     def may_be_chance(self) -> bool:
@@ -91,10 +108,16 @@ class Doubt:
         returns without dropout. A replay leaves them, too, or has there what an intermediate left behind. That plain
         calls vary there would not do: so do sums of atomic additions. Nor would one byte that looks left: elements of
         one or two bytes come by all values.
+
+        Nor do plain calls always show that sums vary: where three additions meet in one element out of millions, their
+        order changes once in many calls, and in a graph more easily. A replay that is off by the last places, where
+        another replay of the same call has every bit, has no wrong argument: that would be wrong in both.
         """
         distance, plain = self._distance, self._plain
         if self._lacks_writes:
             return "is not written everywhere"
+        if self._off is not None and not bool(self._off.any()):
+            return None
         if distance.count and not math.isfinite(plain.gap):
             return "differs, and plain calls are nan or infinite in some places and in others not"
         if not distance.gap <= _TOLERANCE * plain.gap:
@@ -129,6 +152,28 @@ def _difference(first: torch.Tensor, second: torch.Tensor, where: torch.Tensor |
     gap = torch.where(alike, 0.0, (one - two).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     # Other bits are a difference even where float64 sees none: -0.0, integers beyond 2**53.
     return Difference(max(float(gap.max()), math.ulp(0.0)), count)
+
+
+def off_by_order(a: torch.Tensor, b: torch.Tensor, where: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Flat, in the order of `_pieces`, the elements (of those marked in `where`) in which two tensors differ; None if
+    some differ by more than sums do that are taken in another order.
+    """
+    if a.itemsize < 2 or not (a.is_floating_point() or a.is_complex()):
+        return None
+    accuracy = torch.finfo(a.dtype).eps
+    allowed = accuracy * (_PLACES_OF_SHORT if accuracy > torch.finfo(torch.float32).eps else _PLACES)
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    off = []
+    for start, first, second in _pieces(a, b):
+        other = _differs(first, second)
+        if where is not None:
+            other &= where[start : start + first.numel()]
+        one, two = _marked(first, other).to(wide), _marked(second, other).to(wide)
+        gap = (one - two).abs()
+        if not bool((gap.isfinite() & (gap <= allowed * one.abs())).all()):
+            return None
+        off.append(other)
+    return torch.cat(off)
 
 
 def _marked(flat: torch.Tensor, where: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """A recording is trusted after one replay with its slots moved gave what the plain call gave.
 
-Bit for bit where plain calls repeat bit for bit, else within four times their difference. An address that the graph
+Bit for bit where plain calls repeat bit for bit, else within four times their difference; unless another replay shows
+that the last places were chance. An address that the graph
 was not told anew is a stand-in's: memory that is mapped, holds valid values, and is nobody's input.
 """
 
@@ -22,6 +23,7 @@ from pygraph_inductor.recording.trial import Trial, listed
 
 _REPEATS = 3  # more plain calls, where the first and the replay differ
 _MOST = 16  # of them, where plain calls vary, too: how much, a few do not tell
+_REPLAYS = 4  # more replays, where the first is off by no more than sums in another order are
 
 
 class Mismatch(RuntimeError):
@@ -88,7 +90,9 @@ def _replay_and_compare(
     _find_missing(trial, doubts, replay, driver)
     for doubt in doubts.values():
         doubt.compare()
-    _settle(trial, doubts, written, repeat, driver)
+    _ask_plain_calls(trial, doubts, written, repeat, driver)
+    _ask_replays(trial, doubts, written, replay, driver)
+    _settle(doubts, written)
 
 
 def storages_of(values: Sequence[Any]) -> dict[int, int]:
@@ -131,10 +135,10 @@ def _undecided(doubts: Sequence[Doubt]) -> bool:
     return bool(wrong) and all(doubt.may_be_chance for doubt in wrong)
 
 
-def _settle(
+def _ask_plain_calls(
     trial: Trial, doubts: dict[int, Doubt], written: Sequence[Doubt], repeat: Callable[[], Any], driver: Driver
 ) -> None:
-    """More plain calls, one at a time, until it is known how much they differ. Raises `Mismatch`."""
+    """More plain calls, one at a time, until it is known how much they differ."""
     for number in range(_MOST):
         if number >= _REPEATS and not _undecided([*doubts.values(), *written]):
             break
@@ -146,6 +150,28 @@ def _settle(
         if written:
             for doubt, (_, now) in zip(written, trial.after.pairs(), strict=True):
                 doubt.plain_call_gave(now)
+
+
+def _ask_replays(
+    trial: Trial, doubts: dict[int, Doubt], written: Sequence[Doubt], replay: Callable[[int], Any], driver: Driver
+) -> None:
+    """More replays, as long as all that is wrong may be the order of a sum."""
+    for _ in range(_REPLAYS):
+        wrong = [doubt for doubt in (*doubts.values(), *written) if doubt.complaint()]
+        if not wrong or not all(doubt.may_be_order for doubt in wrong):
+            return
+        _rewind(trial, driver)
+        replayed = listed(replay(SOILS[0]))
+        for position, doubt in doubts.items():
+            doubt.another_replay_gave(replayed[position])
+        del replayed
+        if written:
+            for doubt, (_, now) in zip(written, trial.after.pairs(), strict=True):
+                doubt.another_replay_gave(now)
+
+
+def _settle(doubts: dict[int, Doubt], written: Sequence[Doubt]) -> None:
+    """Raises `Mismatch`."""
     named = [(f"output {position} of the replay", doubt) for position, doubt in doubts.items()]
     named += [(f"written input {number} of the replay", doubt) for number, doubt in enumerate(written)]
     for name, doubt in named:

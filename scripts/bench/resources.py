@@ -115,7 +115,7 @@ def cold_table(cold: Sequence[Result]) -> str:
     """Start-up where each variant compiled everything itself; these processes ran beside others of their kind."""
     rows = []
     for result in cold:
-        stock, ours = (result.variants[name].startup for name in (STOCK.name, OURS.name))
+        stock, ours = (result.variants.get(name, VariantResult()).startup for name in (STOCK.name, OURS.name))
         if stock is not None and ours is not None:
             seconds = (stock.first_call_s, ours.first_call_s, stock.to_steady_s, ours.to_steady_s)
             rows.append((result.workload, *(f"{one:.1f} s" for one in seconds), times(goals.startup_ratio(result))))

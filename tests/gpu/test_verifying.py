@@ -149,3 +149,26 @@ def test_gigabytes_are_left_alone_for_the_sake_of_a_random_state() -> None:
     before = torch.cuda.memory_allocated()
     agree(step, lambda _: (torch.randn(4, 128, 64, device=DEVICE),), replays=2 * (CALLS - 2))
     assert torch.cuda.max_memory_allocated() - before < 1 << 30
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_seldom_meet_are_no_reason_to_run_plainly(seed: int) -> None:
+    """A few of thousands of rows that are added to a table meet in one, in an order that changes once in many calls."""
+    torch.manual_seed(seed)
+    table = torch.nn.Parameter(torch.randn(20_000, 16, device=DEVICE))
+
+    def look_up(indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return (F.embedding(indices, table) * weights).square().sum()
+
+    call = compiled(look_up)
+
+    def step(indices: torch.Tensor, weights: torch.Tensor) -> list[Any]:
+        table.grad = None
+        loss = call(indices, weights)
+        loss.backward()
+        return [loss.detach(), table.grad]
+
+    def make(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(20_000, (2048,), device=DEVICE), torch.randn(2048, 16, device=DEVICE)
+
+    agree(step, make, replays=2 * (CALLS - 2))

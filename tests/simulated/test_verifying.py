@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -246,3 +246,92 @@ def test_soiled_calls_leave_no_trace(failing: Sequence[int], monkeypatch: pytest
         assert torch.equal(after, torch.get_rng_state()), f"call {number}"
         assert state._version == version
     assert not to_fail and function.log.replays == (2 if failing else 3), function.log.reasons
+
+
+class AddsInSomeOrder:
+    """A kernel whose graph is off by `factor`, in `elements(replays since a plain call)`; plain calls repeat themselves.
+
+    `into`: the position of what the kernel writes, the output or the input that comes behind it.
+    """
+
+    def __init__(
+        self, elements: Callable[[int], Sequence[int]], factor: float = 1 + 2e-7, written: bool = False
+    ) -> None:
+        self.elements, self.factor, self.written = elements, factor, written
+        self.replays = 0
+        self.plain = False
+        self.function = HandWritten(self.body, mutated_inputs=frozenset({1}) if written else frozenset())
+        self.function.namespace["cpp_fused_1"] = self.kernel
+
+    def body(self, namespace: dict[str, Any], x: torch.Tensor, state: torch.Tensor) -> Any:
+        self.plain = True
+        self.replays = 0  # each capture begins anew: one that is refused is followed by one with copies
+        (out,) = doubled(namespace, x)
+        namespace["cpp_fused_1"](state if self.written else out, x)
+        self.plain = False
+        return (out,)
+
+    def kernel(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        out.data.copy_(x * 3)
+        if not self.plain:
+            for element in self.elements(self.replays):
+                out.data.view(-1)[element] *= self.factor
+            self.replays += 1
+
+    def calls(self) -> HandWritten:
+        for _ in range(5):
+            self.function(torch.rand(64, 64) + 1, torch.zeros(64, 64))
+        return self.function
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("elements", [lambda n: [] if n else [17], lambda n: [n % 3, 9] if n < 2 else [n % 2]])
+def test_order_that_changes_only_in_graphs_is_no_reason_to_run_plainly(
+    elements: Callable[[int], Sequence[int]], written: bool
+) -> None:
+    """Atomic additions into rows of a table: seldom do three of them meet, and then mostly in one order."""
+    function = AddsInSomeOrder(elements, written=written).calls()
+    assert function.log.replays == 3, function.log.reasons
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(
+    ("elements", "factor"),
+    [
+        (lambda n: [17], 1 + 2e-7),  # a stale argument is wrong in every replay, however little
+        (lambda n: [] if n else [17], 1 + 1e-5),
+        (lambda n: [] if n else [17], 0.0),
+    ],
+)
+def test_what_is_wrong_in_each_replay_or_by_more_is_refused(
+    elements: Callable[[int], Sequence[int]], factor: float, written: bool
+) -> None:
+    case = AddsInSomeOrder(elements, factor, written)
+    function = case.calls()
+    assert function.log.replays == 0
+    what = "written input 0" if written else "output 0"
+    assert any(f"{what} of the replay is off by" in reason for reason in function.log.reasons), function.log.reasons
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_replays_that_are_asked_again_leave_no_trace(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs, random numbers and versions are as one plain call leaves them, also where a replay fails."""
+    case = AddsInSomeOrder(lambda n: [17] if n < 2 else [], written=True)
+    torch.manual_seed(3)
+    state = torch.zeros(64, 64)
+    for number in range(3):
+        x = torch.rand(64, 64) + 1
+        random, version = torch.get_rng_state(), state._version
+        if number == 1 and failing == 2:
+            kernel = case.kernel
+
+            def raises(out: torch.Tensor, x: torch.Tensor) -> None:
+                if not case.plain and case.replays == 1:
+                    raise RuntimeError("lost")
+                kernel(out, x)
+
+            case.function.namespace["cpp_fused_1"] = raises
+        case.function(x, state)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert state._version == version
+        assert torch.equal(state, x * 3)

@@ -258,3 +258,95 @@ def test_a_value_that_looks_left_once_is_a_value() -> None:
     expected = torch.tensor([FIRST, 1, 2], dtype=torch.uint8)
     replayed = torch.tensor([3, 1, 2], dtype=torch.uint8)
     assert "off by" in str(doubt_of(expected, replayed, expected, soiled=[expected, expected]).complaint())
+
+
+def places(values: torch.Tensor, number: float, elements: Sequence[int]) -> torch.Tensor:
+    """The same, off by so many units in the last place (of a power of two) in some elements."""
+    found = values.clone()
+    for element in elements:
+        found[element] += number * torch.finfo(values.dtype).eps * values[element]
+    return found
+
+
+LONG = [torch.float32, torch.float64, torch.complex64, torch.complex128]
+SHORT = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [*((one, 16) for one in LONG), *((one, 1) for one in SHORT)])
+def test_last_places_that_another_replay_has_are_the_order_of_a_sum(dtype: torch.dtype, number: int) -> None:
+    expected = torch.ones(8).to(dtype) * 2
+    for elsewhere, order in (([], True), ([1, 4], True), ([2, 5], False), ([2], False)):
+        doubt = doubt_of(expected, places(expected, number, [2, 5]), expected, expected)
+        assert doubt.may_be_order and "plain calls by 0" in str(doubt.complaint())
+        doubt.another_replay_gave(places(expected, number, elsewhere))
+        assert (doubt.complaint() is None) is order
+        assert doubt.may_be_order is not order
+        doubt.another_replay_gave(expected)
+        assert doubt.complaint() is None
+
+
+@pytest.mark.parametrize(("dtype", "number"), [*((one, 17) for one in LONG), *((one, 2) for one in SHORT)])
+def test_more_than_the_last_places_is_never_the_order_of_a_sum(dtype: torch.dtype, number: int) -> None:
+    """In the first replay or in one after it, in whatever element."""
+    expected = torch.ones(8).to(dtype) * 2
+    first = doubt_of(expected, places(expected, number, [6]), expected)
+    assert not first.may_be_order
+    later = doubt_of(expected, places(expected, 1, [2]), expected)
+    later.another_replay_gave(places(expected, number, [3]))
+    for doubt in (first, later):
+        doubt.another_replay_gave(expected)
+        assert doubt.complaint() is not None and not doubt.may_be_order
+
+
+def test_the_last_places_are_those_of_each_element() -> None:
+    """Beside a large one, a small element may be quite another."""
+    expected = torch.tensor([1e6, 1.0, 0.0])
+    for wrong in (torch.tensor([1e6, 1.01, 0.0]), torch.tensor([1e6, 1.0, 1e-30])):
+        assert not doubt_of(expected, wrong, expected).may_be_order
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_elements_without_last_places_have_no_order(dtype: torch.dtype) -> None:
+    expected, other = torch.ones(4).to(dtype), torch.zeros(4).to(dtype)
+    doubt = doubt_of(expected, other, expected)
+    doubt.another_replay_gave(expected)
+    assert not doubt.may_be_order and doubt.complaint() is not None
+
+
+def test_nan_and_infinity_are_no_last_places() -> None:
+    expected = torch.tensor([1.0, math.inf, math.nan])
+    for odd in ([math.nan, math.inf, math.nan], [1.0, -math.inf, math.nan], [1.0, math.inf, 2.0]):
+        assert not doubt_of(expected, torch.tensor(odd), expected).may_be_order
+
+
+def test_a_lacking_write_is_no_order_of_a_sum() -> None:
+    expected = torch.full((4,), 2.0)
+    replayed = filled(4, torch.float32)
+    doubt = Doubt(replayed * (1 + 1e-7), replayed)
+    doubt.replay_left(FIRST)
+    doubt.replay_left(SECOND, refilled(replayed))
+    doubt.compare()
+    doubt.plain_call_gave(expected)
+    assert not doubt.may_be_order and doubt.complaint() == "is not written everywhere"
+
+
+def test_what_nobody_writes_is_not_asked_of_replays() -> None:
+    expected = torch.tensor([2.0, 3.0, 4.0])
+    replayed = places(expected, 1, [2])
+    replayed[0] = 77.0
+    soiled = [torch.cat([filled(1, torch.float32, byte), expected[1:]]) for byte in SOILS]
+    doubt = doubt_of(soiled[0], replayed, soiled=soiled, filled=False)
+    assert doubt.may_be_order
+    doubt.another_replay_gave(torch.cat([torch.tensor([-5.0]), expected[1:]]))
+    assert doubt.complaint() is None
+
+
+def test_elements_of_other_replays_are_taken_in_the_same_order_whatever_their_strides() -> None:
+    expected = torch.arange(1.0, 13.0).view(3, 4).t()
+    first, second = expected.clone(), expected.clone(memory_format=torch.contiguous_format)
+    first[1, 2] *= 1 + 2e-7
+    second[2, 1] *= 1 + 2e-7
+    assert first.stride() != second.stride()
+    doubt = doubt_of(expected, first, expected)
+    doubt.another_replay_gave(second)
+    assert doubt.complaint() is None

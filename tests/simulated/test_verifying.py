@@ -249,7 +249,7 @@ def test_soiled_calls_leave_no_trace(failing: Sequence[int], monkeypatch: pytest
 
 
 class AddsInSomeOrder:
-    """A kernel whose graph is off by `factor`, in `elements(replays since a plain call)`; plain calls repeat themselves.
+    """Its graph is off by `factor`, in `elements(replays since a plain call)`; plain calls repeat themselves.
 
     `into`: the position of what the kernel writes, the output or the input that comes behind it.
     """

@@ -149,7 +149,12 @@ def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
     if len(commits) > 1:
         lines.append("**Averages on this page pool rows of several commits.**")
     if others:
-        lines.append(f"{len(others)} rows marked with their commit are older and in no average.")
+        rows = (
+            "1 row marked with its commit is"
+            if len(others) == 1
+            else f"{len(others)} rows marked with their commit are"
+        )
+        lines.append(f"{rows} older and in no average.")
     machines = {(r.environment.get("gpu"), r.environment.get("torch")) for r in [*main, *others]}
     if len(machines) > 1:
         lines.append("**Rows come from several machines or versions: " + "; ".join(map(str, sorted(machines))) + ".**")

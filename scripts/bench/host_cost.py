@@ -16,9 +16,10 @@ ends before its kernels do, and these may overlap with the host: so the floor of
 on the host and the raw replay's latency. Eager and plain Inductor are left out: they take long, and no target is about
 them.
 
-Where our time goes is measured beside it: "guards" is the function compiled without AOTAutograd, timed within its calls
-(`bare_frame.guards_only`); after the rounds, in bursts of their own, what "nothing" takes to make outputs, and the
-phases of our launcher. `split` puts them together. Needs a CUDA device.
+Where our time goes is measured beside it, in the same rounds, since what state the processor is in counts for a factor:
+"guards" is the function compiled without AOTAutograd, timed within its calls (`bare_frame.guards_only`); after the
+bursts of "nothing" and of ours, in another one each, what "nothing" takes to make outputs, and the phases of our
+launcher. `split` puts them together. Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ from scripts.bench.registry import Draw, all_workloads, call_once
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
 BURST = 20  # calls: the launch queue never fills
-PASSES = 5  # bursts in which parts of a call are timed, after the rounds
 SETTLE = 40  # calls before anything is timed
 NOTHING = Variant("nothing", "nothing", "default")
 GUARDS = Variant("guards", "guards", "default")
@@ -171,6 +171,8 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     calls[NOTHING] = bare_frame.bare_frame(function)
     calls[GUARDS] = watch = Stopwatch(bare_frame.guards_only(function))
     times = {variant: Times() for variant in (*compared, GUARDS)}
+    outputs, in_phases = Times(), []
+    timed: set[Any] = set()
     with active(INDUCTOR):
         replay = captured(row, calls[INDUCTOR])
     for number in range(rounds + 1):
@@ -182,6 +184,12 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                 if not number:
                     settle(one, sets)
                 burst, single = _one_round(one, sets, watch.read if variant is GUARDS else time.perf_counter)
+                if number and variant is NOTHING:
+                    outputs.host.append(making_outputs(one, sets))
+                elif number and variant is OURS:
+                    in_phases.append(phases(one, sets, timed))
+                elif variant is OURS:
+                    timed = launchers()
             if number:
                 taken.host.append(burst)
                 if variant is not GUARDS:
@@ -189,13 +197,11 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {variant.name: taken.summary() for variant, taken in times.items()}
     found["floor"] = floor(found[NOTHING.name], found[REPLAY.name], row.training)
     found["training"] = row.training
-    sets = [row.draw() for _ in range(4)]
-    with active(NOTHING):
-        outputs = making_outputs(functools.partial(row.drive, calls[NOTHING]), sets)
-    with active(OURS):
-        found["phases"] = phases(functools.partial(row.drive, calls[OURS]), sets)
-    if found["phases"]:
-        found["split"] = split(found, outputs)
+    found["outputs"] = outputs.summary()
+    if launchers() <= timed:  # one that came amid the rounds was timed in none
+        found.update(over_rounds(in_phases))
+    if found.get("phases"):
+        found["split"] = split(found)
     return found
 
 
@@ -206,9 +212,10 @@ def floor(least: dict[str, float], replay: dict[str, float], training: bool) -> 
     return {"host": round(host, 2), "latency": round(latency, 2)}
 
 
-def split(found: dict[str, Any], outputs: float) -> dict[str, float]:
+def split(found: dict[str, Any]) -> dict[str, float]:
     """Our host time in parts: all but `outputs` add up to it; those are what `nothing` has in place of our path."""
     guards, nothing, ours = (found[variant.name]["host"] for variant in (GUARDS, NOTHING, OURS))
+    outputs = found["outputs"]["host"]
     driver = found["phases"]["tell"] + found["phases"]["launch"]
     parts = {
         "guards": guards,
@@ -254,52 +261,44 @@ def captured(row: Row, call: Function) -> Callable[[], Any]:
 
 
 def making_outputs(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> float:
-    """Microseconds per iteration in which a bare frame makes outputs and gradients."""
+    """Microseconds per iteration in which a bare frame makes outputs and gradients, in one burst."""
     with bare_frame.timed_outputs() as spent:
-        return _in_bursts(one, sets, spent.clear, lambda: {"outputs": sum(spent)})["outputs"]
+        _burst(one, sets)
+    wait()
+    return sum(spent) / BURST / 1e3
 
 
-def phases(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> dict[str, float]:
-    """Microseconds per iteration in each phase of the launcher in C, over all functions of the iteration."""
-    launchers = [
+def launchers() -> set[Any]:
+    """Those of all recordings. To look for them takes long, and the caches with it: not within a round that counts."""
+    return {
         found.launcher
         for found in gc.get_objects()
         if type(found) is Recording and not found.closed and found.launcher is not None
-    ]
-
-    def begin() -> None:
-        for launcher in launchers:
-            launcher.time(True)
-
-    def spent() -> dict[str, int]:
-        total: collections.Counter[str] = collections.Counter()
-        for launcher in launchers:
-            total.update(launcher.spent())
-        return dict(total)
-
-    found = _in_bursts(one, sets, begin, spent)
-    for launcher in launchers:
-        launcher.time(False)
-    return found
+    }
 
 
-def _in_bursts(
-    one: Callable[[Sequence[Any]], Any],
-    sets: Sequence[Sequence[Any]],
-    begin: Callable[[], None],
-    spent: Callable[[], dict[str, int]],
+def phases(
+    one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]], launchers: Collection[Any]
 ) -> dict[str, float]:
-    """Microseconds per iteration, median of bursts, of what `spent` then says in nanoseconds since `begin`."""
-    for inputs in sets:  # the first calls after something else have memory to find
-        one(inputs)
-    bursts = []
-    for _ in range(PASSES):
-        wait()
-        begin()
-        for number in range(BURST):
-            one(sets[number % len(sets)])
-        bursts.append(spent())
-    return {name: round(statistics.median(b[name] for b in bursts) / BURST / 1e3, 2) for name in bursts[0]}
+    """Microseconds per iteration in each phase of the launcher in C, over all these launchers, in one burst."""
+    for launcher in launchers:
+        launcher.time(True)
+    _burst(one, sets)
+    wait()
+    total: collections.Counter[str] = collections.Counter()
+    for launcher in launchers:
+        total.update(launcher.spent())
+        launcher.time(False)
+    return {phase: spent / BURST / 1e3 for phase, spent in total.items()}
+
+
+def over_rounds(bursts: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Median and quartiles of each phase; none where no launcher was timed."""
+    cuts = {phase: statistics.quantiles([burst[phase] for burst in bursts], n=4) for phase in bursts[0]}
+    return {
+        name: {phase: round(values[place], 2) for phase, values in cuts.items()}
+        for name, place in (("phases", 1), ("phases_q1", 0), ("phases_q3", 2))
+    }
 
 
 def _one_round(
@@ -310,8 +309,7 @@ def _one_round(
         one(inputs)
     wait()
     start = now()
-    for number in range(BURST):
-        one(sets[number % len(sets)])
+    _burst(one, sets)
     burst = (now() - start) / BURST
     wait()
     start = now()
@@ -320,14 +318,19 @@ def _one_round(
     return burst * 1e6, (now() - start) * 1e6
 
 
+def _burst(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> None:
+    for number in range(BURST):
+        one(sets[number % len(sets)])
+
+
 def run(
     rounds: int,
     commit: str | None,
     training: bool,
-    only: str = "",
+    only: Sequence[str] = (),
     keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure every row whose name has `only` in it; training steps with fewer rounds, since they take longer.
+    """Measure the rows with a name in `only`, or a part of one; training steps with fewer rounds: they take longer.
 
     `keep` gets all rows so far after each of them.
     """
@@ -347,11 +350,14 @@ def run(
         if keep is not None:
             keep(found)
 
+    def wanted(name: str) -> bool:
+        return not only or any(part in name for part in only)
+
     for row in ROWS:
-        if only in row.name:
+        if wanted(row.name):
             add(row.name, row, rounds)
     for build, title in TRAINING if training else ():
-        if only in title:
+        if wanted(title):
             add(title, build(title), max(rounds // 6, 4))
     return found
 
@@ -360,7 +366,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--training", action="store_true", help="training steps, too, which take minutes to compile")
-    parser.add_argument("--only", default="", help="only rows with this in their name")
+    parser.add_argument(
+        "--only", nargs="+", action="extend", default=[], help="only rows with one of these in their name"
+    )
     parser.add_argument("--commit", help="the commit's name, where git cannot tell")
     parser.add_argument("--read", type=Path, help="a JSON file of an earlier run, in place of measuring")
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers, written anew after each row")

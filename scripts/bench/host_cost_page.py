@@ -41,10 +41,13 @@ The floor has the same first two columns; in place of our path it has `making ou
 gradients, as `nothing` does), in place of the driver the raw `replay`. So our path minus making outputs, and the driver
 minus the replay, is how far we are `above the floor`.
 
-The parts are measured apart: guards in turns with everything else, making outputs and the launcher's phases in bursts
-after that, each with more of the processor's caches to itself than amid the whole. So a few tenths of a microsecond, of
-training steps more, may be in the wrong column, and a small one may be negative. Guards of a training step are the most
-flattered: what they take longer amid a real step is in the columns after them."""
+Every part is a median over the same rounds as the total: guards in turns with everything else, making outputs and the
+launcher's phases each in another burst after the one that is in the table above. Reading the clock takes time itself,
+up to 0.1 µs in each phase of each graph and in each making of outputs: it is in the columns that are timed so (the
+driver, the launcher, making outputs) and missing in those that are left of the total. And each part has more of the
+processor's caches to itself than amid the whole. So a few tenths of a microsecond, of training steps more, may be in
+the wrong column, and a small one may be negative. Guards of a training step are the most flattered: what they take
+longer amid a real step is in the columns after them."""
 
 _ABOUT_PHASES = (
     "the launcher in C compares the inputs with the recording (`accept`), makes outputs (`allocate`), rewrites node"

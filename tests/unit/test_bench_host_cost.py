@@ -30,10 +30,10 @@ def undisturbed() -> Iterator[None]:
 
 def with_split(data: dict[str, Any], training: bool) -> dict[str, Any]:
     """The data with one row, whose parts are known."""
-    hosts = {"nothing": 30.0, "guards": 12.5, "stock": 70.0, "ours": 41.0, "replay": 3.0, "floor": 33.0}
+    hosts = {"nothing": 30.0, "outputs": 3.0, "guards": 12.5, "stock": 70.0, "ours": 41.0, "replay": 3.0, "floor": 33.0}
     row: dict[str, Any] = {name: {"host": host, "latency": 60.0} for name, host in hosts.items()}
     row["phases"] = {"accept": 1.0, "allocate": 2.5, "tell": 0.5, "launch": 6.0, "wrap": 1.0}
-    row["split"] = host_cost.split(row, outputs=3.0)
+    row["split"] = host_cost.split(row)
     return {**data, "rows": {"a row": {**row, "training": training}}}
 
 
@@ -97,7 +97,7 @@ def test_launcher_says_where_its_time_goes() -> None:
         function(*one)
     if not any(recording.launcher for recording in function.recordings):
         pytest.skip("there is no compiler for the launcher in C")
-    spent = host_cost.phases(lambda one: function(*one), inputs)
+    spent = host_cost.phases(lambda one: function(*one), inputs, host_cost.launchers())
     assert set(spent) == {"accept", "allocate", "tell", "launch", "wrap"} and all(spent.values())
     function(*inputs[0])
     [recording] = function.recordings
@@ -162,30 +162,131 @@ def test_every_burst_is_timed_on_its_own(undisturbed: None, monkeypatch: pytest.
     frame = bare_frame.bare_frame(host_cost.double)
     clock = itertools.count(step=500)
     monkeypatch.setattr(bare_frame, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(clock)))
-    assert host_cost.making_outputs(lambda one: call_once(frame, one), [[torch.randn(8)]]) == 0.5
+    for _ in range(2):
+        assert host_cost.making_outputs(lambda one: call_once(frame, one), [[torch.randn(8)]]) == 0.5
 
 
-def test_a_row_is_measured_with_its_parts(undisturbed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+class Launcher:
+    """As the one in C, of which a call is any; every burst takes longer in `launch`, the last one much."""
+
+    def __init__(self) -> None:
+        self.on, self.bursts = False, 0
+
+    def time(self, on: bool) -> None:
+        self.on = on
+        self.bursts += on
+
+    def spent(self) -> dict[str, int]:
+        launch = {1: 1, 2: 2, 3: 3, 4: 100}[self.bursts]
+        us = {"accept": 0.5, "allocate": 0.5, "tell": 0.25, "launch": launch, "wrap": 0.25}
+        return {phase: int(spent * 1e3) * host_cost.BURST for phase, spent in us.items()}
+
+
+class Named:
+    """A function that is compiled to itself."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name, self.function = name, function
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+@pytest.fixture
+def without_gpu(undisturbed: None, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(host_cost, "compiled", lambda variant, function: Named(variant.name, function))
+    monkeypatch.setattr(host_cost, "captured", lambda row, call: lambda: None)
+    monkeypatch.setattr(host_cost, "SETTLE", 2)
+    return monkeypatch
+
+
+def test_a_row_is_measured_with_its_parts(without_gpu: pytest.MonkeyPatch) -> None:
     def drive(call: Any, inputs: Any) -> Any:
         time.sleep(0.001)  # what the step does around its function
         return call_once(call, inputs)
 
-    def phases(one: Any, sets: Any) -> dict[str, float]:
-        one(sets[0])
-        return {"accept": 1.0, "allocate": 1.0, "tell": 0.5, "launch": 1.5, "wrap": 1.0}
-
-    monkeypatch.setattr(host_cost, "compiled", lambda variant, function: function)
-    monkeypatch.setattr(host_cost, "captured", lambda row, call: lambda: None)
-    monkeypatch.setattr(host_cost, "phases", phases)
-    monkeypatch.setattr(host_cost, "SETTLE", 2)
+    first, second = Launcher(), Launcher()
+    without_gpu.setattr(host_cost, "launchers", lambda: {first, second})
     row = host_cost.Row("a step", lambda: host_cost.double, lambda: [torch.randn(8)], drive, training=True)
     found = host_cost.measure(row, rounds=4)
     assert 0 < found["guards"]["host_q1"] <= found["guards"]["host"] < 900 < found["nothing"]["host"]
     assert "latency" not in found["guards"] and "latency" in found["nothing"]
+    assert 0 < found["outputs"]["host_q1"] <= found["outputs"]["host"] <= found["outputs"]["host_q3"] < 900
+    # Two launchers, of whose four bursts each the last is out of line.
+    assert found["phases"] == {"accept": 1.0, "allocate": 1.0, "tell": 0.5, "launch": 5.0, "wrap": 0.5}
+    assert found["phases_q1"]["launch"] == 2.5 and found["phases_q3"]["launch"] == 151.5
+    assert found["phases_q1"]["wrap"] == found["phases_q3"]["wrap"] == 0.5
     parts = found["split"]
-    assert parts["guards"] == found["guards"]["host"] and parts["outputs"] > 0 and parts["driver"] == 2.0
+    assert parts["guards"] == found["guards"]["host"] and parts["driver"] == 5.5
+    assert parts["outputs"] == found["outputs"]["host"]
     assert sum(parts.values()) - parts["outputs"] == pytest.approx(found[OURS.name]["host"], abs=0.001)
     assert "| a step |" in page_of({**json.loads((FOLDER / "host_cost.json").read_text()), "rows": {"a step": found}})
+
+
+def test_parts_are_timed_in_every_round_after_the_burst_that_counts(without_gpu: pytest.MonkeyPatch) -> None:
+    launcher, seen = Launcher(), []
+
+    def drive(call: Any, inputs: Any) -> Any:
+        outputs = bare_frame._each is not itertools.starmap
+        seen.append((getattr(call, "name", type(call).__name__), launcher.on, outputs))
+        return call_once(call, inputs)
+
+    def launchers() -> set[Any]:
+        seen.append(("look", launcher.on, False))
+        return {launcher}
+
+    without_gpu.setattr(host_cost, "launchers", launchers)
+    row = host_cost.Row("a step", lambda: host_cost.double, lambda: [torch.randn(8)], drive, training=True)
+    host_cost.measure(row, rounds=3)
+    plain = host_cost.BURST + 4 + 1
+    in_round = [
+        ("function", False, False, plain),
+        ("function", False, True, host_cost.BURST),
+        ("stock", False, False, plain),
+        ("ours", False, False, plain),
+        ("ours", True, False, host_cost.BURST),
+        ("Stopwatch", False, False, plain),
+    ]
+    settling = [(name, False, False, plain + host_cost.SETTLE) for name in ("function", "stock", "ours", "Stopwatch")]
+    look = ("look", False, False, 1)
+    runs = [(*one, len(list(calls))) for one, calls in itertools.groupby(seen)]
+    assert runs == [*settling[:3], look, settling[3], *in_round * 3, look]
+
+
+def test_launchers_of_a_row_are_found_and_timed(without_gpu: pytest.MonkeyPatch) -> None:
+    def body(namespace: Any, x: torch.Tensor) -> Any:
+        return (namespace["empty_strided_cpu"]((8,), (1,), torch.float32).copy_(x),)
+
+    ours = HandWritten(body)
+    without_gpu.setattr(host_cost, "SETTLE", 8)
+    without_gpu.setattr(host_cost, "compiled", lambda variant, function: ours if variant is OURS else function)
+    row = host_cost.Row("a call", lambda: host_cost.double, lambda: [torch.randn(8)])
+    found = host_cost.measure(row, rounds=2)
+    if not host_cost.launchers():
+        pytest.skip("there is no compiler for the launcher in C")
+    assert all(0 < spent < found["ours"]["host"] for spent in found["phases"].values()) and "split" in found
+    assert not any(any(launcher.spent().values()) for launcher in host_cost.launchers())
+
+
+def test_a_graph_recorded_amid_the_rounds_leaves_the_parts_unknown(without_gpu: pytest.MonkeyPatch) -> None:
+    first, late = Launcher(), Launcher()
+    looks = iter([{first}, {first, late}])
+    without_gpu.setattr(host_cost, "launchers", lambda: next(looks))
+    row = host_cost.Row("a call", lambda: host_cost.double, lambda: [torch.randn(8)])
+    found = host_cost.measure(row, rounds=2)
+    assert "phases" not in found and "split" not in found and "host" in found["ours"]
+    page_of({**json.loads((FOLDER / "host_cost.json").read_text()), "rows": {"a call": found}})
+
+
+def test_rows_are_chosen_by_parts_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cost.facts, "environment", lambda device: {})
+    monkeypatch.setattr(host_cost, "measure", lambda row, rounds: rounds)
+    steps = [(lambda title, step=step: host_cost.Row(title, *[lambda: step] * 2), f"step {step}") for step in "AB"]
+    monkeypatch.setattr(host_cost, "TRAINING", tuple(steps))
+    every = [row.name for row in host_cost.ROWS]
+    assert list(host_cost.run(60, "a", training=False)["rows"]) == every
+    assert list(host_cost.run(60, "a", training=True)["rows"]) == [*every, "step A", "step B"]
+    assert host_cost.run(60, "a", training=True, only=["step B", "MLP"])["rows"] == {"8-layer MLP": 60, "step B": 10}
 
 
 def test_rows_that_share_a_function_are_compiled_for_their_own_sizes(
@@ -202,7 +303,7 @@ def test_rows_that_share_a_function_are_compiled_for_their_own_sizes(
 
     monkeypatch.setattr(host_cost, "compiled", compiled)
     monkeypatch.setattr(host_cost, "captured", lambda row, call: lambda: call_once(call, row.draw()))
-    monkeypatch.setattr(host_cost, "phases", lambda one, sets: {})
+    monkeypatch.setattr(host_cost, "launchers", set)
     monkeypatch.setattr(host_cost, "SETTLE", 1)
     for size in ((8,), (4, 6)):
         row = host_cost.Row("a call", lambda: host_cost.double, lambda size=size: [torch.randn(size)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,10 +27,34 @@ from scripts.bench.workloads.convolutional import Gate, conv, resnet, settle
     structure="proposals and detections of data-dependent number, anchors on the CPU, graph breaks",
 )
 def mask_rcnn(setting: Setting) -> Program:
+    height, width = setting.pick((800, 1088), (64, 64))
+    return detector(setting, 100, lambda draw: (draw.uniform(3, height, width),))
+
+
+@workload(
+    "VM-AGAIN",
+    title="vision_maskrcnn, one image again and again",
+    suite="extra",
+    mode="inference",
+    batch=1,
+    precision="fp16",
+    source="torchvision",
+    needs=("torchvision",),
+    tolerance=0.05,
+    structure="as VM, but sizes come again, and as few objects as a trained detector finds",
+)
+def mask_rcnn_again(setting: Setting) -> Program:
+    """As TorchBench feeds its models: new images make proposals and masks of sizes that no call had before."""
+    height, width = setting.pick((800, 1088), (64, 64))
+    return detector(setting, 20, lambda _: (Draw(setting).uniform(3, height, width),))
+
+
+def detector(setting: Setting, objects: int, fresh: Callable[[Draw], tuple[Tensor, ...]]) -> Program:
+    """Mask R-CNN with random weights, which by themselves would find nothing: so many objects, however they score."""
     from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
     from torchvision.models.detection.rpn import AnchorGenerator
 
-    keep = {"box_score_thresh": 0.0, "box_detections_per_img": setting.pick(100, 4)}
+    keep = {"box_score_thresh": 0.0, "box_detections_per_img": setting.pick(objects, 4)}
     if setting.tiny:
         backbone = nn.Sequential(conv(3, 8, 3, 4), conv(8, 8, 3, 2))
         backbone.out_channels = 8
@@ -40,7 +65,6 @@ def mask_rcnn(setting: Setting) -> Program:
     else:
         model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, **keep)
     setting.place(settle(model))
-    height, width = setting.pick((800, 1088), (64, 64))
 
     def detect(image: Tensor) -> list[dict[str, Tensor]]:
         return model([image])
@@ -52,7 +76,7 @@ def mask_rcnn(setting: Setting) -> Program:
         count = torch.tensor(float(len(detections["scores"])))
         return [count, detections["scores"].float().sort().values.mean()]
 
-    return Program(detect, lambda draw: (draw.uniform(3, height, width),), observe=observe)
+    return Program(detect, fresh, observe=observe)
 
 
 class Inverted(nn.Module):

@@ -47,10 +47,13 @@ class AddressRange:
         )
         # The temporary view is gone when this line ends: a view that lives on would forbid `close`.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._fill = fill
         if fill:
-            ctypes.memset(self.address, fill, self.nbytes)
-        if fill:
-            ctypes.memset(self.address, fill, self.nbytes)
+            self.refill()
+
+    def refill(self) -> None:
+        """Let every byte be `fill` again."""
+        ctypes.memset(self.address, self._fill, self.nbytes)
 
     def close(self) -> None:
         """Give the addresses back. Nothing may use them any more."""

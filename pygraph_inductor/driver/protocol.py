@@ -144,6 +144,9 @@ class Reservation(Protocol):
     address: int
     nbytes: int
 
+    def refill(self) -> None:
+        """Let it hold what it held at first, for what the current stream does next."""
+
     def close(self) -> None: ...
 
 

@@ -28,6 +28,7 @@ class MappedRange:
     def __init__(self, nbytes: int, device_index: int, fill: int) -> None:
         cu = bindings()
         self._device = device_index
+        self._fill = fill
         self._block: Any = None
         self._mapped = 0
         self.address = 0
@@ -38,6 +39,7 @@ class MappedRange:
         minimum = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         granularity = int(checked(cu.cuMemGetAllocationGranularity(properties, minimum)))
         block = min(_round_up(max(nbytes // _MAX_MAPPINGS, 1), granularity), _round_up(_MAX_BLOCK, granularity))
+        self._block_bytes = block
         self.nbytes = _round_up(max(nbytes, 1), block)
         try:
             self.address = int(checked(cu.cuMemAddressReserve(self.nbytes, 0, 0, 0)))
@@ -53,6 +55,12 @@ class MappedRange:
         except BaseException:
             self.close()
             raise
+
+    def refill(self) -> None:
+        """Fill the block again, in the order of the current stream."""
+        cu = bindings()
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        checked(cu.cuMemsetD8Async(self.address, self._fill, self._block_bytes, stream))
 
     def close(self) -> None:
         """Give addresses and block back. Waits for the current stream, where a replay may still mention them."""
@@ -75,10 +83,16 @@ class AllocatedRange:
 
     def __init__(self, nbytes: int, device_index: int, fill: int) -> None:
         self.nbytes = nbytes
+        self._fill = fill
         self._memory: torch.Tensor | None = torch.full(
             (nbytes + 256,), fill, dtype=torch.uint8, device=torch.device("cuda", device_index)
         )
         self.address = _round_up(self._memory.data_ptr(), 256)
+
+    def refill(self) -> None:
+        """Fill it again."""
+        if self._memory is not None:
+            self._memory.fill_(self._fill)
 
     def close(self) -> None:
         """Give the memory back."""

@@ -70,6 +70,7 @@ class Captured:
     tensors: list[torch.Tensor]  # by place: what the function worked on
     empties: dict[int, torch.Tensor]  # by buffer
     blocks: dict[int, Block]  # by buffer: where operators put the outputs that they allocated
+    stand_ins: StandInSpace | None = None  # None: every place was given a tensor
 
 
 # What a kernel that still reads a stand-in finds: valid values that are not the caller's. Any pattern would do for
@@ -121,6 +122,11 @@ class StandInSpace:
                 )
                 for number, place in enumerate(self._places)
             ]
+
+    def refill(self) -> None:
+        """Take back what replays wrote there."""
+        for reserved in self._ranges:
+            reserved.refill()
 
     def close(self) -> None:
         """Give the addresses back; nothing that runs may mention them any more."""

@@ -94,7 +94,7 @@ def _capture(
     space = StandInSpace(work.driver, [work.places[number] for number in moving], spread)
     spaces.callback(space.close)
     tensors = dict(staging) | dict(zip(moving, space.tensors(), strict=True))
-    return capture_with(work, [tensors[number] for number in range(len(tensors))])
+    return replace(capture_with(work, [tensors[number] for number in range(len(tensors))]), stand_ins=space)
 
 
 def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captured) -> Pair:

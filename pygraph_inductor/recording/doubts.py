@@ -15,8 +15,9 @@ from pygraph_inductor.recording.contents import same_bits
 from pygraph_inductor.replay.views import bytes_of, covers_its_span, overlaps_itself
 
 # What memory is filled with, in turns, to see what a call leaves unwritten. What is left both times was not written; a
-# value that is right may look like one of them.
-SOILS = (0xA5, 0x5A)
+# value that is right may look like one of them. The first is a large float (1.5e16 of 32 bits): who adds to what is
+# there, or takes the maximum, gives something else. The second is next to nothing, and negative.
+SOILS = (0x5A, 0xA5)
 _TOLERANCE = 4  # times the difference between plain calls
 # By how many units in the last place of an element a sum may be off that was taken in another order; of short elements,
 # which are rounded from a longer sum, by one.

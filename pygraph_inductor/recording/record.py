@@ -362,7 +362,7 @@ def _try_with(
             del held  # verification needs the memory
             for node in pair.needless:
                 captured.graph.disable(captured.graph.nodes[node])
-            replay = functools.partial(_guarded_replay, player, work.inputs)
+            replay = functools.partial(_guarded_replay, player, captured, work.inputs)
             verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors, room)
         except (Mismatch, ReplayFailed, UpdateRefused) as error:
             earlier.callback(captured.graph.close)
@@ -411,11 +411,13 @@ def _twins_for(
         return None
 
 
-def _guarded_replay(player: Player, inputs: Sequence[Any], filled: int) -> Any:
+def _guarded_replay(player: Player, captured: Captured, inputs: Sequence[Any], filled: int) -> Any:
     """A replay whose outputs are filled with a byte first: they cannot be right by accident, left over from the call
     before. Nothing may be written behind them, as by an intermediate that had been in the place of an output and was
-    larger.
+    larger. Nor may what an earlier replay wrote to stand-ins be right in this one.
     """
+    if captured.stand_ins is not None:
+        captured.stand_ins.refill()
     fresh, guards = player.guarded_outputs(filled)
     result = player.launch(inputs, player.prepare(inputs, fresh))
     if not all(bool((guard == filled).all()) for guard in guards):

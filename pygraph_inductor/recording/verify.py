@@ -1,8 +1,8 @@
 """A recording is trusted after one replay with its slots moved gave what the plain call gave.
 
 Bit for bit where plain calls repeat bit for bit, else within four times their difference; unless another replay shows
-that the last places were chance. An address that the graph
-was not told anew is a stand-in's: memory that is mapped, holds valid values, and is nobody's input.
+that the last places were chance. An address that the graph was not told anew is a stand-in's: memory that is mapped,
+holds valid values, the same ones before each replay, and is nobody's input.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _ask_replays(
         if not wrong or not all(doubt.may_be_order for doubt in wrong):
             return
         _rewind(trial, driver)
-        replayed = listed(replay(SOILS[0]))
+        replayed = listed(replay(SOILS[1]))  # so that a sum that began with what was there is never the same in both
         for position, doubt in doubts.items():
             doubt.another_replay_gave(replayed[position])
         del replayed

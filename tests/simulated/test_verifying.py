@@ -114,7 +114,7 @@ def test_memory_is_filled_before_operators_that_allocate_and_no_others(monkeypat
         ([100], torch.int64),
         ([100, 101], torch.int64),
         ([100, 101], torch.uint8),
-        *((range(SOILS[0] - before, 256), torch.uint8) for before in range(3, 9)),
+        *((range(SOILS[0] - before, SOILS[0] + before), torch.uint8) for before in range(3, 9)),
     ],
 )
 def test_a_value_that_only_the_host_writes_is_missed(
@@ -335,3 +335,71 @@ def test_replays_that_are_asked_again_leave_no_trace(failing: int, monkeypatch: 
         assert torch.equal(torch.get_rng_state(), random)
         assert state._version == version
         assert torch.equal(state, x * 3)
+
+
+class HidesAnAddress:
+    """`first` is not told where its first tensor is, an output or the written input; `second` makes the output.
+
+    `noisy`: a graph is off by the last place of one element in its first replay.
+    """
+
+    def __init__(
+        self, first: Callable[..., Any], second: Callable[..., Any], written: bool = False, noisy: bool = False
+    ) -> None:
+        driver = SimulatedDriver()
+        driver.faults.hides = lambda name, argument: name == "cpp_fused_1" and argument == 0
+        self.second, self.written, self.noisy = second, written, noisy
+        self.replays = 0
+        self.plain = False
+        self.function = HandWritten(self.body, driver, mutated_inputs=frozenset({1}) if written else frozenset())
+        self.function.namespace |= {"cpp_fused_1": first, "cpp_fused_2": self.kernel}
+
+    def body(self, namespace: dict[str, Any], x: torch.Tensor, state: torch.Tensor) -> Any:
+        self.plain = True
+        self.replays = 0
+        out = namespace["empty_strided_cpu"]((64, 64), (64, 1), F32)
+        if not self.written:
+            namespace["cpp_fused_1"](out)
+        namespace["cpp_fused_2"](out, x)
+        if self.written:
+            namespace["cpp_fused_1"](state, out)
+        self.plain = False
+        return (out,)
+
+    def kernel(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        self.second(out.data, x)
+        if self.noisy and not self.plain:
+            out.data[0, 0] *= 1 if self.replays else 1 + 2e-7
+            self.replays += 1
+
+    def is_served_by_copies(self) -> None:
+        for number in range(5):
+            x, state = torch.rand(64, 64) + 1, torch.zeros(64, 64)
+            (want,) = self.function.run([x, state.clone()])
+            assert torch.allclose(self.function(x, state)[0], want, rtol=1e-6, atol=0) and not state.any()
+            if number == 1:  # before it is replayed: a graph with that address would write to memory that is gone
+                assert set(self.function.recordings[0].log.slots) == {"copy"}
+        assert self.function.log.replays == 3, self.function.log.reasons
+
+
+def test_what_a_replay_writes_to_a_stand_in_is_not_there_in_the_next() -> None:
+    """A workspace of zeros, which a call leaves as it found it, matters little where it is added to large numbers."""
+
+    def add(state: torch.Tensor, out: torch.Tensor) -> None:
+        out.data.add_(state)
+        state.data.zero_()
+
+    HidesAnAddress(add, lambda out, x: out.copy_(x * 3e6), written=True).is_served_by_copies()
+
+
+@pytest.mark.parametrize("combine", [torch.add, torch.maximum])
+def test_a_sum_that_begins_with_what_was_there_is_refused(combine: Callable[..., torch.Tensor]) -> None:
+    """However little that changes now: in later calls it is anything."""
+    zero = lambda out: out.data.zero_()
+    HidesAnAddress(zero, lambda out, x: out.copy_(combine(out, x))).is_served_by_copies()
+
+
+def test_replays_that_are_asked_again_begin_with_something_else() -> None:
+    """A minimum of what was there and something smaller is as it should be."""
+    much = lambda out: out.data.fill_(1e9)
+    HidesAnAddress(much, lambda out, x: out.copy_(torch.minimum(out, x)), noisy=True).is_served_by_copies()

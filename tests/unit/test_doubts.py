@@ -221,7 +221,7 @@ def test_right_values_that_look_unwritten_are_right() -> None:
 
 def test_what_was_not_filled_is_never_taken_for_unwritten() -> None:
     replayed = torch.ones(3)
-    replayed[1] = filled(1, torch.float32)[0]
+    replayed[1] = filled(1, torch.float32, SECOND)[0]
     doubt = doubt_of(torch.ones(3), replayed, filled=False)
     doubt.plain_call_gave(torch.tensor([1.0, 1.0, 1.5]))
     assert doubt.complaint() is None  # 1.0 against -2.9e-16: within four times 0.5

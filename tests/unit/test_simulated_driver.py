@@ -634,6 +634,9 @@ def test_reservations_are_filled_and_tensors_live_there(driver):
     assert memory.address % driver.alignment == 0 and memory.nbytes >= 4096
     assert tensor.data_ptr() == memory.address + 256 and tensor.untyped_storage().nbytes() == 48
     assert tensor.view(torch.uint8).eq(0x3F).all()
+    tensor.zero_()
+    memory.refill()
+    assert tensor.view(torch.uint8).eq(0x3F).all()
     memory.close()
 
 

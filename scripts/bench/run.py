@@ -234,8 +234,10 @@ class Run:
             else:
                 items.append(item)
         probes = [name for name in PROBED if name in self.options.variants] if self.options.probe else []
-        # All plain calls first: they compile the kernels that the other variants then find in the cache.
-        queue = [(item, name) for name in probes for item in items]
+        # All plain calls first: they compile the kernels that the other variants then find in the cache. Of these, what
+        # is to be compared comes together, in case that time is up before all are done.
+        queue = [(item, name) for item in items for name in probes]
+        queue.sort(key=lambda entry: entry[1] != INDUCTOR.name)
         probing: list[tuple[Item, str, Process]] = []
         waiting, timers = list(items), list[Item]()
         while waiting or timers:

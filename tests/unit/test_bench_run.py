@@ -271,6 +271,16 @@ def test_without_timing_a_workload_is_done_after_its_probes(options, monkeypatch
     assert load(options.out) == [found]
 
 
+def test_variants_that_are_compared_come_together_where_nothing_is_known_yet(options, monkeypatch):
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    told = []
+    quick = replace(options, time=False, cold=True, variants=("stock", "ours"), work=here(answers), batch=2)
+    both = [all_workloads()["WIDE"], all_workloads()["EOS"]]
+    Run(quick, lambda w, state, _: told.append((w.name, state.removeprefix("compiling ")))).all(both)
+    begun = [one for one in told if one[1] in ("stock graphs", "ours")]
+    assert begun == [(name, label) for name in ("WIDE", "EOS") for label in ("stock graphs", "ours")]
+
+
 def test_processes_have_imported_what_they_need_before_they_begin(tmp_path):
     process = Process("one", here(says_what_it_has), [], tmp_path, {}, 60.0, METHODS[0])
     while process.running():

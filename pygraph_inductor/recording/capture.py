@@ -86,6 +86,7 @@ class StandInSpace:
         self._places = places
         self._ranges: list[Reservation] = []
         self._addresses: dict[int, int] = {}
+        self._is_new = True
         try:
             for is_float, fill in ((True, _FILL_FLOATS), (False, _FILL_OTHERS)):
                 self._reserve_for(is_float, fill, spread)
@@ -124,9 +125,10 @@ class StandInSpace:
             ]
 
     def refill(self) -> None:
-        """Take back what replays wrote there."""
-        for reserved in self._ranges:
+        """Before each replay: take back what the one before may have written there."""
+        for reserved in () if self._is_new else self._ranges:
             reserved.refill()
+        self._is_new = False
 
     def close(self) -> None:
         """Give the addresses back; nothing that runs may mention them any more."""

@@ -8,6 +8,7 @@ holds valid values, the same ones before each replay, and is nobody's input.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from pygraph_inductor.recording.trial import Trial, listed
 
 _REPEATS = 3  # more plain calls, where the first and the replay differ
 _MOST = 16  # of them, where plain calls vary, too: how much, a few do not tell
+_PATIENCE = 5.0  # seconds of plain calls after which no more than those few are asked
 _REPLAYS = 4  # more replays, where the first is off by no more than sums in another order are
 
 
@@ -138,9 +140,11 @@ def _undecided(doubts: Sequence[Doubt]) -> bool:
 def _ask_plain_calls(
     trial: Trial, doubts: dict[int, Doubt], written: Sequence[Doubt], repeat: Callable[[], Any], driver: Driver
 ) -> None:
-    """More plain calls, one at a time, until it is known how much they differ."""
+    """More plain calls, one at a time, until it is known how much they differ, or it takes too long."""
+    started = time.monotonic()
     for number in range(_MOST):
-        if number >= _REPEATS and not _undecided([*doubts.values(), *written]):
+        late = time.monotonic() - started > _PATIENCE
+        if number >= _REPEATS and (late or not _undecided([*doubts.values(), *written])):
             break
         _rewind(trial, driver)
         repeated = listed(repeat())

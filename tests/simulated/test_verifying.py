@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from pygraph_inductor.driver.protocol import SMALL
 from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.recording import verify
 from pygraph_inductor.recording.doubts import SOILS
 from pygraph_inductor.replay.player import guarded
 from pygraph_inductor.settings import Settings
@@ -403,3 +405,34 @@ def test_replays_that_are_asked_again_begin_with_something_else() -> None:
     """A minimum of what was there and something smaller is as it should be."""
     much = lambda out: out.data.fill_(1e9)
     HidesAnAddress(much, lambda out, x: out.copy_(torch.minimum(out, x)), noisy=True).is_served_by_copies()
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(0.0, 16), (2.0, 3)])
+def test_plain_calls_that_take_long_are_asked_a_few_times_only(
+    seconds: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each varies a little, and the replay by more: as many as may be would be a minute of one training step."""
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr(verify, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    plain, numbers = [False], itertools.count()
+    calls = [0]
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        plain[0] = True
+        (out,) = doubled(namespace, x)
+        namespace["cpp_fused_1"](out, x)
+        plain[0] = False
+        return (out,)
+
+    def kernel(out: torch.Tensor, x: torch.Tensor) -> None:
+        calls[0] += plain[0]
+        out.data.copy_(x * 3)
+        out.data[0, 0] += 1e-3 * (next(numbers) % 3) if plain[0] else 100.0
+
+    function = HandWritten(body)
+    function.namespace["cpp_fused_1"] = kernel
+    for _ in range(3):
+        function(*make())
+    assert function.log.replays == 0
+    attempts = 3  # told the addresses, with copies of the graph's, with copies of Python's
+    assert calls[0] == 3 + attempts * (1 + asked), function.log.reasons  # one of them in memory that was filled

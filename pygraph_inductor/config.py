@@ -90,8 +90,8 @@ max_mirror_bytes: int = environment.number("max_mirror_bytes", 256 << 20)
 # Detours from the device over the CPU and back; float results may differ by rounding.
 transform_round_trips: bool = environment.flag("transform_round_trips", True)
 
-# Extra memory, in bytes, that verifying one recording may take, within half of what is free. What needs more
-# runs without a graph.
+# Extra memory, in bytes, that verifying one recording may take, within half of what is free. Where outputs of two calls
+# do not fit, they are compared by digests, one after the other; what needs more even so runs without a graph.
 max_verify_bytes: int = environment.number("max_verify_bytes", 32 << 30)
 
 # Bytes of small activations that recorded forwards keep from step to step instead of making them anew, on one device.

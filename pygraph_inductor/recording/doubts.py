@@ -23,7 +23,7 @@ _TOLERANCE = 4  # times the difference between plain calls
 # which are rounded from a longer sum, by one.
 _PLACES, _PLACES_OF_SHORT = 16, 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PIECE = 1 << 24  # elements; each takes some 40 bytes while it is compared
+_PIECE = 1 << 22  # elements; each takes some 40 bytes while it is compared
 
 
 @dataclass(frozen=True)

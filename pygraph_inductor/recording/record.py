@@ -21,6 +21,7 @@ from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
 from pygraph_inductor.recording.capture_pair import captured_twice
 from pygraph_inductor.recording.copying import Inside, can_be_copied
+from pygraph_inductor.recording.digested import answer_again, let_go
 from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
@@ -166,9 +167,9 @@ def _bytes_needed_and_allowed(request: Request) -> tuple[int, int]:
 def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> Attempt:
     attempt = Attempt(trial.result, undeclared_writes=trial.undeclared_writes)
     try:
-        attempt.refusal = _not_to_be_captured(trial, request, needed, budget)
+        attempt.refusal = _not_to_be_captured(trial, request)
         if attempt.refusal is None:
-            _record_after(trial, request, attempt, budget - needed)
+            _record_within(trial, request, attempt, needed, budget)
     except torch.OutOfMemoryError as error:
         request.driver.release_cached()
         attempt.refusal = Refusal(f"out of memory while recording: {_first_line(error)}", passing=True)
@@ -176,10 +177,38 @@ def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> At
         if request.facts.settings.strict:
             raise
         attempt.refusal = Refusal(_first_line(error))
+    if trial.digests is not None:
+        make_room = functools.partial(_make_room, request, attempt)
+        attempt.result = answer_again(trial, _plain_call(request), request.driver, request.inputs, make_room)
     return attempt
 
 
-def _not_to_be_captured(trial: Trial, request: Request, needed: int, budget: int) -> Refusal | None:
+def _record_within(trial: Trial, request: Request, attempt: Attempt, needed: int, budget: int) -> None:
+    """Outputs of the trial beside those of a replay, if that fits; else one after the other."""
+    # A replay makes none of what the caller has already: forwards return the parameters that backwards need.
+    known = storages_of(request.inputs).keys() | constants_of(request.facts).keys()
+    made = [nbytes for key, nbytes in storages_of(trial.returned).items() if key not in known]
+    beside, after = needed + sum(map(guarded, made)), needed + sum(map(guarded, made)) - sum(made)
+    if after > budget:
+        attempt.refusal = Refusal(f"verifying it needs {beside} bytes, {budget} are allowed")
+        return
+    if beside > budget:
+        let_go(trial, request.driver, known)
+        attempt.result = None
+        request.driver.release_cached()  # a capture takes new memory, and cannot give back what is free
+    _record_after(trial, request, attempt, budget - needed)
+
+
+def _make_room(request: Request, attempt: Attempt, error: Exception) -> None:
+    """Give the graph up, beside which a plain call did not come to an end."""
+    if attempt.recording is not None:
+        attempt.recording.close()
+        attempt.recording = None
+        attempt.refusal = Refusal(f"beside its graph a plain call failed: {_first_line(error)}", passing=True)
+    request.driver.release_cached()
+
+
+def _not_to_be_captured(trial: Trial, request: Request) -> Refusal | None:
     """Why not, now that the trial has shown what a call does."""
     if trial.replaced_inputs:
         # Happens on the host, where no replay repeats it; and memory of the graph would become the caller's.
@@ -191,10 +220,7 @@ def _not_to_be_captured(trial: Trial, request: Request, needed: int, budget: int
     if trial.undeclared_writes:
         # They were not kept, so this call cannot be repeated; the next one can.
         return Refusal("it writes to inputs that were not declared as written", passing=True)
-    # A replay makes none of what the caller has already: forwards return the parameters that backwards need.
-    known = storages_of(request.inputs).keys() | constants_of(request.facts).keys()
-    needed += sum(guarded(nbytes) for key, nbytes in storages_of(trial.returned).items() if key not in known)
-    return Refusal(f"verifying it needs {needed} bytes, {budget} are allowed") if needed > budget else None
+    return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -56,6 +56,8 @@ class Trial:
     after: Kept  # and as it left it
     random_before: RandomState
     random_after: RandomState
+    # By position, of outputs that were let go since (recording/digested.py). None: all are there.
+    digests: dict[int, int] | None = None
 
 
 def listed(result: Any) -> list[Any]:

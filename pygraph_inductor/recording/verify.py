@@ -17,6 +17,7 @@ import torch
 from pygraph_inductor.driver.protocol import SMALL, Driver, RandomState
 from pygraph_inductor.recording.allocations import storage_key
 from pygraph_inductor.recording.contents import same_bits
+from pygraph_inductor.recording.digested import differing
 from pygraph_inductor.recording.doubts import SOILS, Doubt
 from pygraph_inductor.recording.operators import before_operators_allocate
 from pygraph_inductor.recording.outputs import tensors_of
@@ -70,10 +71,14 @@ def _replay_and_compare(
     replayed = listed(replay(SOILS[0]))
     if not _same_random_state(trial.random_after, driver):
         raise Mismatch("the replay leaves another random state than the plain call")
-    doubtful = _differing(trial.returned, replayed, borrowed)
+    gone = trial.digests or {}
+    doubtful = _differing(trial.returned, replayed, borrowed | gone.keys()) + differing(gone, replayed, borrowed)
     written_alike = trial.after.unchanged()
     if written_alike and not doubtful:
         return
+    if trial.digests is not None:
+        what = f"output {doubtful[0]}" if doubtful else "a written input"
+        raise Mismatch(f"{what} of the replay differs, and to see whether plain calls differ alike there is no memory")
     held = storages_of([replayed[position] for position in doubtful])
     made = storages_of([value for position, value in enumerate(trial.returned) if position not in borrowed])
     needed = sum(held.values()) + sum(made.values())

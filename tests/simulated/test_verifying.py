@@ -176,10 +176,25 @@ def test_memory_is_left_alone_where_all_is_written(monkeypatch: pytest.MonkeyPat
     check(HandWritten(doubled, driver), make)
 
 
+def counted(body: Callable[..., Any], calls: itertools.count[int]) -> Callable[..., Any]:
+    """The same, counting how often it is called."""
+
+    def counting(*args: Any) -> Any:
+        next(calls)
+        return body(*args)
+
+    return counting
+
+
 def test_verifying_takes_the_memory_of_the_outputs_once() -> None:
     needed = guarded(NBYTES)
-    check(HandWritten(doubled, settings=Settings(max_verify_bytes=needed)), make)
-    check(HandWritten(doubled, settings=Settings(max_verify_bytes=needed - 1)), make, replays=0)
+    for allowed, again in ((needed, 0), (needed - 1, 1)):  # else one after the other, and the call is made again
+        calls = itertools.count()
+        function = HandWritten(counted(doubled, calls), settings=Settings(max_verify_bytes=allowed))
+        for _ in range(3):
+            function(*make())
+        assert function.log.replays == 1, function.log.reasons
+        assert next(calls) == 4 + again  # the first one, the trial, and two captures
 
 
 def test_memory_of_the_caller_is_not_counted() -> None:

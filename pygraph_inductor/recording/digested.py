@@ -1,0 +1,63 @@
+"""Verification where memory is short: what the trial returned and what a replay gives do not fit side by side.
+
+Then the outputs of the trial are let go and known by digests, which a replay has to have as well; how much plain calls
+differ cannot be seen. In the end, whatever came of it, the call is answered once more, from what it had found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from pygraph_inductor.driver.protocol import Driver
+from pygraph_inductor.recording.allocations import storage_key
+from pygraph_inductor.recording.contents import digests
+from pygraph_inductor.recording.outputs import tensors_of
+from pygraph_inductor.recording.trial import Trial
+
+
+def let_go(trial: Trial, driver: Driver, known: Collection[int]) -> None:
+    """Forget the outputs, except those on the host and those whose storages are `known`: somebody else has these."""
+    gone = {
+        position: tensor
+        for position, tensor in tensors_of(trial.returned)
+        if driver.owns(tensor) and storage_key(tensor) not in known
+    }
+    known_by = dict(zip(gone, digests(list(gone.values())), strict=True))
+    left = [
+        torch.empty(0, dtype=value.dtype, device=value.device) if position in gone else value
+        for position, value in enumerate(trial.returned)
+    ]
+    trial.result, trial.returned, trial.digests = None, left, known_by  # all of it, or nothing where that failed
+
+
+def differing(expected: dict[int, int], got: Sequence[Any], skip: Collection[int]) -> list[int]:
+    """The positions at which these outputs have another digest."""
+    compared = [position for position in expected if position not in skip]
+    found = digests([got[position] for position in compared])
+    return [position for position, digest in zip(compared, found, strict=True) if digest != expected[position]]
+
+
+def answer_again(
+    trial: Trial, call: Callable[[], Any], driver: Driver, inputs: Sequence[Any], make_room: Callable[[Exception], None]
+) -> Any:
+    """The result of another plain call, from what the trial found.
+
+    The trial came to an end. Should this call not, `make_room` gives back the memory that has been taken since, and it
+    is made once more; then exceptions pass through.
+    """
+    counted = tuple(value for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference())
+    with torch.autograd._unsafe_preserve_version_counter(counted):  # the trial has counted its mutations
+        try:
+            return _once_more(trial, call, driver)
+        except Exception as error:
+            make_room(error)
+            return _once_more(trial, call, driver)
+
+
+def _once_more(trial: Trial, call: Callable[[], Any], driver: Driver) -> Any:
+    trial.before.put_back()
+    driver.set_random_state(trial.random_before)
+    return call()

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import pygraph_inductor
+from pygraph_inductor import config
 from pygraph_inductor.driver.devices import driver_for
 from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
 from tests.unit.fresh_interpreter import succeeds
@@ -172,3 +174,25 @@ def test_rows_that_seldom_meet_are_no_reason_to_run_plainly(seed: int) -> None:
         return torch.randint(20_000, (2048,), device=DEVICE), torch.randn(2048, 16, device=DEVICE)
 
     agree(step, make, replays=2 * (CALLS - 2))
+
+
+def test_outputs_that_do_not_fit_twice_are_compared_by_digests() -> None:
+    """And then they are in memory once."""
+    size = 512 << 20  # bytes of each of two outputs
+    call = compiled(lambda x: (x.sin(), x.cos()))
+    earlier = len(pygraph_inductor.report().functions)
+    with config.patch(max_verify_bytes=size // 2):
+        for number in range(4):
+            x = torch.randn(size // 4, device=DEVICE)
+            gc.collect()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            sine, cosine = call(x)
+            torch.cuda.synchronize()
+            if number == 1:
+                assert torch.cuda.max_memory_allocated() - before < 3 * size, "beside each other they take four"
+            assert torch.allclose(sine, x.sin(), atol=1e-6)
+            assert torch.allclose(cosine, x.cos(), atol=1e-6)
+            del sine, cosine
+    [function] = pygraph_inductor.report().functions[earlier:]
+    assert function.replays == 2, function.reasons

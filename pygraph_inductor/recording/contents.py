@@ -11,7 +11,10 @@ import torch
 
 from pygraph_inductor.replay.views import alias_of, bytes_of, covers_its_span, overlaps_itself
 
-_CHUNK_WORDS = 1 << 22  # of 8 bytes: what a digest needs besides the tensor is a few times 32 MiB
+_CHUNK = 32 << 20  # bytes; what a digest needs besides the tensor is a few times that
+_LOW_HALF = 0xFFFFFFFF
+# Odd, so that nothing is lost: digits of the golden ratio, pi and e.
+_POSITION, _FACTORS = 0x9E3779B97F4A7C15 - (1 << 64), (0x243F6A8885A308D3, 0xB7E151628AED2A6B - (1 << 64))
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,18 +61,30 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.numel() == 0 or bool(torch.equal(_flat_bytes(a), _flat_bytes(b)))
 
 
+def _mixed(words: torch.Tensor, start: int) -> torch.Tensor:
+    """Numbers of which each bit depends on all of a word and its position; no two words give the same at one position.
+
+    Sums of words times weights would do for chance, not for what programs make: 0 and -1, blocks that changed places,
+    one value everywhere.
+    """
+    mixed = torch.arange(start, start + words.numel(), dtype=torch.int64, device=words.device)
+    mixed.mul_(_POSITION).add_(words)
+    for factor in _FACTORS:
+        # The shift alone would drag the sign in.
+        mixed.bitwise_xor_((mixed >> 32).bitwise_and_(_LOW_HALF)).mul_(factor)
+    return mixed.bitwise_xor_((mixed >> 32).bitwise_and_(_LOW_HALF))
+
+
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
     """A 0-d int64 that almost surely differs when any byte differs; order matters."""
     flat = _flat_bytes(tensor)
     head = flat.numel() // 8 * 8
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    if flat.storage_offset() % 8 == 0 and flat.data_ptr() % 8 == 0:
-        words = flat[:head].view(torch.int64)
-    else:
-        words = flat[:head].clone().view(torch.int64)
-    for number, chunk in enumerate(words.split(_CHUNK_WORDS)):
-        weights = 2 * torch.arange(chunk.numel(), dtype=torch.int64, device=tensor.device) + 1
-        total = total * 1_000_003 + ((chunk ^ (chunk >> 29)) * weights).sum() + number
+    in_words = flat.is_contiguous() and flat.storage_offset() % 8 == 0 and flat.data_ptr() % 8 == 0
+    for start in range(0, head, _CHUNK):
+        chunk = flat[start : min(start + _CHUNK, head)]
+        words = (chunk if in_words else chunk.clone()).view(torch.int64)
+        total = total + _mixed(words, start // 8).sum()
     for byte in flat[head:].to(torch.int64):
         total = total * 257 + byte
     return total

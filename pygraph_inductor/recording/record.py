@@ -178,8 +178,8 @@ def _after_trial(trial: Trial, request: Request, needed: int, budget: int) -> At
             raise
         attempt.refusal = Refusal(_first_line(error))
     if trial.digests is not None:
-        make_room = functools.partial(_make_room, request, attempt)
-        attempt.result = answer_again(trial, _plain_call(request), request.driver, request.inputs, make_room)
+        give_up = functools.partial(_give_up, attempt)
+        attempt.result = answer_again(trial, _plain_call(request), request.driver, request.inputs, give_up)
     return attempt
 
 
@@ -199,13 +199,12 @@ def _record_within(trial: Trial, request: Request, attempt: Attempt, needed: int
     _record_after(trial, request, attempt, budget - needed)
 
 
-def _make_room(request: Request, attempt: Attempt, error: Exception) -> None:
-    """Give the graph up, beside which a plain call did not come to an end."""
+def _give_up(attempt: Attempt, error: Exception) -> None:
+    """Close the graph, beside which a plain call did not come to an end."""
     if attempt.recording is not None:
         attempt.recording.close()
         attempt.recording = None
         attempt.refusal = Refusal(f"beside its graph a plain call failed: {_first_line(error)}", passing=True)
-    request.driver.release_cached()
 
 
 def _not_to_be_captured(trial: Trial, request: Request) -> Refusal | None:

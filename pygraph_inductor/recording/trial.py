@@ -41,6 +41,9 @@ class NotSeen(RuntimeError):
         self.result = result
 
 
+Known = tuple[Layout, int]  # an output that is gone, with the digest of its bytes
+
+
 @dataclass
 class Trial:
     """What one plain call did."""
@@ -57,7 +60,7 @@ class Trial:
     random_before: RandomState
     random_after: RandomState
     # By position, of outputs that were let go since (recording/digested.py). None: all are there.
-    digests: dict[int, int] | None = None
+    digests: dict[int, Known] | None = None
 
 
 def listed(result: Any) -> list[Any]:

@@ -170,3 +170,43 @@ def test_a_call_that_fails_beside_its_graph_is_made_without_it(
             assert not function.recordings
     if failures == 1:
         assert function.log.replays > 0, "it was not recorded again"
+
+
+def test_a_call_that_fails_is_gone_before_it_is_made_again() -> None:
+    """With what it had allocated; and the copies of what inputs held after the trial, which had no such beside it."""
+    driver = SimulatedDriver()
+    kept: list[weakref.ref[torch.Tensor]] = []
+    plain_calls = [0]
+
+    def body(namespace: dict[str, Any], x: torch.Tensor, state: torch.Tensor) -> Any:
+        if not driver.is_capturing():
+            plain_calls[0] += 1
+            if plain_calls[0] == 4:
+                assert kept and all(one() is None for one in kept)
+        returned = everything(namespace, x, state)
+        if plain_calls[0] == 3 and not driver.is_capturing():
+            kept.extend(weakref.ref(returned[position]) for position in (0, 1, 2))
+            raise torch.OutOfMemoryError("no room")
+        return returned
+
+    function = function_of(body, driver)
+    for _ in range(2):
+        function(*make())
+    assert plain_calls[0] == 4 and len(kept) == 3
+
+
+@pytest.mark.parametrize(
+    "layout", [((8, 8), (1, 8), F32), ((4, 16), (16, 1), F32), ((64,), (1,), F32), ((8, 8), (8, 1), torch.int32)]
+)
+def test_the_same_bytes_in_another_layout_are_another_output(layout: tuple[Any, Any, torch.dtype]) -> None:
+    driver = SimulatedDriver()
+
+    def body(namespace: dict[str, Any], x: torch.Tensor, state: torch.Tensor) -> Any:
+        returned = everything(namespace, x, state)
+        size, stride, dtype = layout if driver.is_capturing() else ((8, 8), (8, 1), F32)
+        shown = namespace["reinterpret_tensor"](returned[0], size, stride, 0)
+        return *returned, shown.view(dtype)
+
+    function = function_of(body, driver)
+    check(function, make, replays=0)
+    assert any("output 9 of the replay differs" in reason for reason in function.log.reasons)

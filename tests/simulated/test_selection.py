@@ -482,6 +482,30 @@ def test_stored_choice_of_copies_is_recorded_so_at_once(with_copies: Clock, tmp_
     assert (again.decision.chosen, again.decision.origin) == ("copy", "stored")
 
 
+def test_key_that_cannot_have_the_copies_chosen_for_its_class_is_told_addresses(
+    with_copies: Clock, tmp_path: Any
+) -> None:
+    """Of the calls of a class, these have inputs that overlap, one of which is written."""
+    clock = with_copies
+    clock.plain = clock.graph = (300 * US, 300 * US)
+    until_decided(Timed(body, clock, **stored(tmp_path)))
+    again = Timed(body, clock, **stored(tmp_path))
+    assert calls(again, 4)[:2] == ["plain", "recording"]
+    for _ in range(6):
+        both = torch.randn(9)
+        copies = both.clone()
+        random = torch.get_rng_state()
+        want = super(Timed, again).run([copies[:6], copies[3:]])
+        torch.set_rng_state(random)
+        got = again(both[:6], both[3:])
+        assert torch.equal(both, copies) and all(map(same_bits, got, want))
+    [recording] = [one for one in again.recordings if one.variant is Variant.GRAPH]
+    # After a plain call, one that showed that both inputs are written, one that copies were refused for, and its own.
+    assert recording.count() == 2, again.log.reasons
+    calls(again, 3)
+    assert {one.variant for one in again.recordings} == {Variant.GRAPH, Variant.COPY}, "the others go on with copies"
+
+
 def test_other_keys_of_a_class_follow_the_choice_of_copies(with_copies: Clock) -> None:
     clock = with_copies
     clock.plain = clock.graph = (300 * US, 300 * US)

@@ -56,7 +56,6 @@ class RecordedFunction:
         # What looks back at the choice of the plain call, by the int inputs of the calls it holds for.
         self._plain_by_choice: dict[tuple[int, ...], Watch | None] = {}
         self._given_up = GivenUp()
-        self._not_copied: set[Hashable] = set()
         # Sizes that the user has listed are all recorded.
         self._allowance = Allowance(facts.settings.free_recordings if facts.capture_sizes is None else ALWAYS)
         self._entries = Entries(facts.settings.max_recordings, self._log)
@@ -241,13 +240,14 @@ class RecordedFunction:
         except Exception as error:
             return self._after_error(inputs, error)
         choice = self._known_choice(key)
-        copies = choice is not None and choice.variant is Variant.COPY and key not in self._not_copied
+        with self._entries.lock:
+            failed = isinstance(entry := self._entries.get(key), Seen) and entry.failures > 0
+        copies = choice is not None and choice.variant is Variant.COPY and not failed
         variant = Variant.COPY if copies else Variant.GRAPH
         request = self._request(inputs, call, pool, variant)
         attempt, took_ns = self._recorded(request)
-        if copies and attempt.refusal is not None and not attempt.refusal.passing:
-            # Copies are chosen for its class, which this key cannot have. The next call is told addresses.
-            self._not_copied.add(key)
+        if copies and attempt.refusal is not None:
+            # Copies are chosen for its class, which this key cannot have: the next attempt tells addresses.
             attempt.refusal = replace(attempt.refusal, passing=True)
         if attempt.recording is not None:
             attempt.recording.variant = variant

@@ -188,8 +188,8 @@ def _record_within(trial: Trial, request: Request, attempt: Attempt, needed: int
     # A replay makes none of what the caller has already: forwards return the parameters that backwards need.
     known = storages_of(request.inputs).keys() | constants_of(request.facts).keys()
     made = [nbytes for key, nbytes in storages_of(trial.returned).items() if key not in known]
-    beside, after = needed + sum(map(guarded, made)), needed + sum(map(guarded, made)) - sum(made)
-    if after > budget:
+    beside = needed + sum(map(guarded, made))
+    if beside - sum(made) > budget:
         attempt.refusal = Refusal(f"verifying it needs {beside} bytes, {budget} are allowed")
         return
     if beside > budget:

@@ -152,13 +152,7 @@ def _ask_plain_calls(
         if number >= _REPEATS and (late or not _undecided([*doubts.values(), *written])):
             break
         _rewind(trial, driver)
-        repeated = listed(repeat())
-        for position, doubt in doubts.items():
-            doubt.plain_call_gave(repeated[position])
-        del repeated
-        if written:
-            for doubt, (_, now) in zip(written, trial.after.pairs(), strict=True):
-                doubt.plain_call_gave(now)
+        _take_in(Doubt.plain_call_gave, repeat(), trial, doubts, written)
 
 
 def _ask_replays(
@@ -170,13 +164,23 @@ def _ask_replays(
         if not wrong or not all(doubt.may_be_order for doubt in wrong):
             return
         _rewind(trial, driver)
-        replayed = listed(replay(SOILS[1]))  # so that a sum that began with what was there is never the same in both
-        for position, doubt in doubts.items():
-            doubt.another_replay_gave(replayed[position])
-        del replayed
-        if written:
-            for doubt, (_, now) in zip(written, trial.after.pairs(), strict=True):
-                doubt.another_replay_gave(now)
+        # Filled with the other byte, so that a sum that began with what was there is not the same in both.
+        _take_in(Doubt.another_replay_gave, replay(SOILS[1]), trial, doubts, written)
+
+
+def _take_in(
+    what: Callable[[Doubt, torch.Tensor], None],
+    result: Any,
+    trial: Trial,
+    doubts: dict[int, Doubt],
+    written: Sequence[Doubt],
+) -> None:
+    """Tell each doubt what a call gave, or wrote."""
+    returned = listed(result)
+    for position, doubt in doubts.items():
+        what(doubt, returned[position])
+    for doubt, (_, now) in zip(written, trial.after.pairs() if written else (), strict=True):
+        what(doubt, now)
 
 
 def _settle(doubts: dict[int, Doubt], written: Sequence[Doubt]) -> None:

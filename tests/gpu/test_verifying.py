@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import pygraph_inductor
 from pygraph_inductor import config
 from pygraph_inductor.driver.devices import driver_for
+from pygraph_inductor.recording.contents import digests
 from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
 from tests.unit.fresh_interpreter import succeeds
 
@@ -196,3 +197,10 @@ def test_outputs_that_do_not_fit_twice_are_compared_by_digests() -> None:
             del sine, cosine
     [function] = pygraph_inductor.report().functions[earlier:]
     assert function.replays == 2, function.reasons
+
+
+def test_digests_are_the_same_on_every_device() -> None:
+    """Sums of 64-bit words that overflow, shifts of negative ones, pieces, and bytes that fill no word."""
+    for size in (0, 5, 4096, (32 << 20) + 8 + 3):
+        content = torch.randint(0, 256, (size,), dtype=torch.uint8)
+        assert digests([content]) == digests([content.to(DEVICE)])

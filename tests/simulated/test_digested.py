@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.recording.contents import Kept
 from pygraph_inductor.replay.player import guarded
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import F32, HandWritten, check
@@ -210,3 +212,21 @@ def test_the_same_bytes_in_another_layout_are_another_output(layout: tuple[Any, 
     function = function_of(body, driver)
     check(function, make, replays=0)
     assert any("output 9 of the replay differs" in reason for reason in function.log.reasons)
+
+
+def test_copies_of_what_was_written_are_gone_before_the_call_is_made_again() -> None:
+    """The trial did not have both beside it."""
+    alive: list[int] = []
+    driver = SimulatedDriver()
+
+    def body(namespace: dict[str, Any], x: torch.Tensor, state: torch.Tensor) -> Any:
+        if not driver.is_capturing():
+            gc.collect()
+            alive.append(sum(type(one) is Kept for one in gc.get_objects()))
+        return everything(namespace, x, state)
+
+    function = function_of(body, driver)
+    for _ in range(2):
+        function(*make())
+    first, trial, again = alive
+    assert (trial - first, again - first) == (1, 1), alive

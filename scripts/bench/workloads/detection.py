@@ -12,45 +12,45 @@ from torch import Tensor, nn
 from scripts.bench.registry import Draw, Program, Setting, tensors_of, training, workload
 from scripts.bench.workloads.convolutional import Gate, conv, resnet, settle
 
+MASK_RCNN: dict[str, Any] = {
+    "mode": "inference",
+    "batch": 1,
+    "precision": "fp16",
+    "source": "torchvision",
+    "needs": ("torchvision",),
+    "tolerance": 0.05,
+}
+
 
 @workload(
     "VM",
     title="vision_maskrcnn",
     suite="TorchBench",
     paper=True,
-    mode="inference",
-    batch=1,
-    precision="fp16",
-    source="torchvision",
-    needs=("torchvision",),
-    tolerance=0.05,
     structure="proposals and detections of data-dependent number, anchors on the CPU, graph breaks",
+    **MASK_RCNN,
 )
 def mask_rcnn(setting: Setting) -> Program:
-    height, width = setting.pick((800, 1088), (64, 64))
-    return detector(setting, 100, lambda draw: (draw.uniform(3, height, width),))
+    return detector(setting, 100, lambda draw: draw)
 
 
 @workload(
     "VM-AGAIN",
     title="vision_maskrcnn, one image again and again",
     suite="extra",
-    mode="inference",
-    batch=1,
-    precision="fp16",
-    source="torchvision",
-    needs=("torchvision",),
-    tolerance=0.05,
     structure="as VM, but sizes come again, and as few objects as a trained detector finds",
+    **MASK_RCNN,
 )
 def mask_rcnn_again(setting: Setting) -> Program:
     """As TorchBench feeds its models: new images make proposals and masks of sizes that no call had before."""
-    height, width = setting.pick((800, 1088), (64, 64))
-    return detector(setting, 20, lambda _: (Draw(setting).uniform(3, height, width),))
+    return detector(setting, 20, lambda _: Draw(setting))
 
 
-def detector(setting: Setting, objects: int, fresh: Callable[[Draw], tuple[Tensor, ...]]) -> Program:
-    """Mask R-CNN with random weights, which by themselves would find nothing: so many objects, however they score."""
+def detector(setting: Setting, objects: int, source: Callable[[Draw], Draw]) -> Program:
+    """Mask R-CNN with random weights, which by themselves would find nothing: so many objects, however they score.
+
+    `source` says what an iteration's image is drawn from.
+    """
     from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
     from torchvision.models.detection.rpn import AnchorGenerator
 
@@ -65,6 +65,7 @@ def detector(setting: Setting, objects: int, fresh: Callable[[Draw], tuple[Tenso
     else:
         model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, **keep)
     setting.place(settle(model))
+    height, width = setting.pick((800, 1088), (64, 64))
 
     def detect(image: Tensor) -> list[dict[str, Tensor]]:
         return model([image])
@@ -76,7 +77,7 @@ def detector(setting: Setting, objects: int, fresh: Callable[[Draw], tuple[Tenso
         count = torch.tensor(float(len(detections["scores"])))
         return [count, detections["scores"].float().sort().values.mean()]
 
-    return Program(detect, fresh, observe=observe)
+    return Program(detect, lambda draw: (source(draw).uniform(3, height, width),), observe=observe)
 
 
 class Inverted(nn.Module):

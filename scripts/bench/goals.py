@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scripts.bench.compare import slower_than_baselines, times
 from scripts.bench.results import Result
-from scripts.bench.stats import geomean
+from scripts.bench.stats import SLOWER, geomean
 from scripts.bench.variants import FLOOR, INDUCTOR, OURS, STOCK
 
 MEMORY = ("steady_reserved", "peak_reserved")
@@ -106,8 +106,8 @@ def mean_goal(what: str, most: float, results: Sequence[Result], value: Callable
 
 def never_slower(results: Sequence[Result]) -> Goal:
     found = {r.workload: s for r in results if (s := slower_than_baselines(r)) is not None and good(r, OURS.name)}
-    late = {name: s for name, s in found.items() if s.value > 1.02}
-    sure = [name for name, s in late.items() if s.low > 1.02]
+    late = {name: s for name, s in found.items() if s.value > SLOWER}
+    sure = [name for name, s in late.items() if s.low > SLOWER]
     listed = ", ".join(f"{name} {late[name]}" for name in sorted(late, key=lambda name: -late[name].value))
     text = f"{len(late)} slower ({len(sure)} of them surely)" + (f": {listed}" if listed else "")
     return Goal(

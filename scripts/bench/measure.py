@@ -20,12 +20,13 @@ from torch.utils import _pytree as pytree
 
 from scripts.bench.registry import Draw, Program
 from scripts.bench.results import Timing
-from scripts.bench.stats import Spread
-from scripts.bench.variants import Variant, active, begin_iteration
+from scripts.bench.stats import SLOWER, Spread, ratio
+from scripts.bench.variants import INDUCTOR, OURS, STOCK, Variant, active, begin_iteration
 
 BLOCK_SECONDS = 0.025
 BLOCK_BYTES = 12 << 30  # the inputs of one block, all alive together
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
+PATIENCE = 4  # times as long as usual where it is not clear yet whether ours is slower than a baseline
 STEADY = "steady"  # how iterations in flight are timed: from the end of the first one of a block
 LATENCIES = 5
 
@@ -147,6 +148,7 @@ def one_at_a_time(runner: Runner, inputs: Sequence[Any], device: torch.device, s
 def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seconds: float) -> Rounds:
     """Rounds over all runners until `seconds` are over, at least a few; the first round only warms up.
 
+    They go on for some time where rounds differ so much that it is not clear whether ours is slower than a baseline.
     A runner that raises is out from then on, and the others go on.
     """
     rounds = Rounds({runner.variant.name: Series() for runner in runners})
@@ -156,8 +158,13 @@ def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seco
     gc.freeze()
     gc.disable()
     try:
-        started, number = time.perf_counter(), 0
-        while number <= MIN_ROUNDS or (time.perf_counter() - started < seconds and number <= MAX_ROUNDS):
+        number, started = 0, time.perf_counter()
+
+        def wanted() -> bool:
+            took = time.perf_counter() - started
+            return took < seconds or (took < PATIENCE * seconds and in_doubt(rounds))
+
+        while number <= MIN_ROUNDS or (number <= MAX_ROUNDS and wanted()):
             shuffle.shuffle(order)
             for runner in list(order):
                 name = runner.variant.name
@@ -175,6 +182,16 @@ def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seco
         gc.enable()
         gc.unfreeze()
     return rounds
+
+
+def in_doubt(rounds: Rounds) -> bool:
+    """Whether the interval of ours over the better baseline holds what would be called slower, and what would not."""
+    series = {name: one.throughput for name, one in rounds.series.items()}
+    baselines = [series[name] for name in (INDUCTOR.name, STOCK.name) if name in series]
+    if OURS.name not in series or not baselines:
+        return False
+    found = ratio(series[OURS.name], min(baselines, key=statistics.median))
+    return found.low <= SLOWER <= found.high
 
 
 def turn(runner: Runner, draw: Draw, device: torch.device, length: int, series: Series) -> None:

@@ -78,6 +78,14 @@ class Item:
     probing_s: float = 0.0
     probes: int = 0
     timer: Process | None = None
+    timed_before: bool = False
+
+    def lacks(self, name: str) -> bool:
+        """Whether a process of its own has yet to tell of a variant."""
+        variant = self.result.variants.get(name)
+        if variant is None:
+            return True
+        return variant.status in ("ok", "wrong") and variant.memory is None and variant.startup is None
 
     def probe_s(self) -> float:
         """What another probe may take."""
@@ -108,28 +116,35 @@ class Run:
         return self.deadline - time.monotonic() if self.deadline else float("inf")
 
     def all(self, workloads: Sequence[Workload]) -> list[Result]:
-        """Run what has no result yet; results of before come back with the new ones."""
-        results, todo = [], []
+        """Run what has no result yet, or only half of one; results of before come back with the new ones."""
+        results: list[Result] = []
+        todo: list[Item] = []
         for workload in workloads:
             before = None if self.options.again else self.before(workload)
-            if before is not None:
+            item = self.begin(workload, before)
+            if before is None or any(map(item.lacks, self.probes())):
+                todo.append(item)
+            else:
                 self.tell(workload, "measured before", before)
                 results.append(before)
-            else:
-                todo.append(workload)
         work = self.simulated if self.options.device == "sim" else self.batch
         try:
             for first in range(0, len(todo), self.options.batch):
                 if self.left() > MARGIN:
                     results += work(todo[first : first + self.options.batch])
                 else:
-                    for workload in todo[first : first + self.options.batch]:
-                        self.tell(workload, NOT_REACHED, None)
+                    for item in todo[first : first + self.options.batch]:
+                        self.tell(item.workload, NOT_REACHED, None)
         finally:
             for process in self.processes:
                 if process.running():
                     process.kill("the run ended")
         return results
+
+    def probes(self) -> list[str]:
+        """The variants that get processes of their own."""
+        probed = self.options.probe and self.options.device != "sim"
+        return [name for name in PROBED if name in self.options.variants] if probed else []
 
     def before(self, workload: Workload) -> Result | None:
         """A result of this commit and configuration, if there is one that answered."""
@@ -142,7 +157,11 @@ class Run:
         theirs = (old.commit.get("sources"), old.configuration, old.environment.get("gpu"))
         return old if mine == theirs and old.status in ("ok", "wrong") else None
 
-    def begin(self, workload: Workload) -> Item:
+    def begin(self, workload: Workload, before: Result | None = None) -> Item:
+        """A workload from its start, or from where an earlier run was out of time."""
+        if before is not None:
+            took = [v.startup.to_steady_s for v in before.variants.values() if v.startup is not None]
+            return Item(workload, before, probing_s=sum(took), probes=len(took), timed_before=True)
         described = {
             key: getattr(workload, key)
             for key in ("title", "suite", "mode", "batch", "precision", "structure", "source", "paper")
@@ -161,7 +180,7 @@ class Run:
                 if variant is not None and variant.status in ("failed", "wrong"):
                     result.status, result.reason = variant.status, f"{VARIANTS[name].label}: {variant.reason}"
         result.finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        result.seconds = round(time.monotonic() - item.started, 1)
+        result.seconds = round(result.seconds + time.monotonic() - item.started, 1)
         save(self.options.out, result)
         self.tell(item.workload, result.status, result)
         return result
@@ -181,9 +200,8 @@ class Run:
         self.processes.append(process)
         return process
 
-    def simulated(self, batch: Sequence[Workload]) -> list[Result]:
+    def simulated(self, items: Sequence[Item]) -> list[Result]:
         """Tiny sizes on the simulated driver; nothing is timed, so they run side by side."""
-        items = [self.begin(workload) for workload in batch]
         running: list[tuple[Item, Process]] = []
         results = []
         for item in items:
@@ -220,27 +238,22 @@ class Run:
             for part in ("timing", "startup", "memory", "profile", "accuracy", "graphs"):
                 if getattr(new, part) is not None and getattr(known, part) is None:
                     setattr(known, part, getattr(new, part))
-            known.decisions = new.decisions or known.decisions  # the timing process's: the machine is quiet then
+            if not (item.timed_before and known.decisions):  # the timing process's stay: the machine is quiet then
+                known.decisions = new.decisions or known.decisions
             known.skips |= new.skips
 
-    def batch(self, batch: Sequence[Workload]) -> list[Result]:
+    def batch(self, batch: Sequence[Item]) -> list[Result]:
         """Compile and probe side by side; time one workload after another, as they get ready."""
-        results: list[Result] = []
-        items = []
-        for workload in batch:
-            item = self.begin(workload)
-            if workload.missing():
-                results.append(self.skip(item))
-            else:
-                items.append(item)
-        probes = [name for name in PROBED if name in self.options.variants] if self.options.probe else []
+        results = [self.skip(item) for item in batch if item.workload.missing()]
+        items = [item for item in batch if not item.workload.missing()]
         # All plain calls first: they compile the kernels that the other variants then find in the cache. Of these, what
         # is to be compared comes together, in case that time is up before all are done.
-        queue = [(item, name) for item in items for name in probes]
+        queue = [(item, name) for item in items for name in self.probes() if item.lacks(name)]
         queue.sort(key=lambda entry: entry[1] != INDUCTOR.name)
         probing: list[tuple[Item, str, Process]] = []
-        waiting, timers = list(items), list[Item]()
-        while waiting or timers:
+        untimed = [item for item in items if item.timed_before or not self.options.time]
+        waiting, timers = [item for item in items if item not in untimed], list[Item]()
+        while waiting or timers or untimed:
             for entry in [entry for entry in probing if not entry[2].running()]:
                 probing.remove(entry)
                 self.probed(*entry)
@@ -250,10 +263,9 @@ class Run:
             self.start_probes(queue, probing, len(timers), spare)
             busy = {item.workload.name for item, _, _ in probing}
             unprobed = busy | {item.workload.name for item, _ in queue}
-            if not self.options.time:
-                results += [self.finish(item) for item in waiting if item.workload.name not in unprobed]
-                waiting = [item for item in waiting if item.workload.name in unprobed]
-            elif not queue:
+            results += self.all_known([item for item in untimed if item.workload.name not in unprobed])
+            untimed = [item for item in untimed if item.workload.name in unprobed]
+            if not queue:
                 self.start_timers(waiting, timers, busy, len(probing))
             elif len(timers) + 1 < self.options.jobs:
                 self.start_timers(waiting, timers, unprobed | self.in_time(waiting), len(probing))
@@ -263,6 +275,8 @@ class Run:
                 for _, _, process in probing:
                     process.kill(NOT_REACHED)
                 ended, waiting = [*timers, *waiting], []
+                results += self.all_known(untimed)
+                untimed = []
             elif queue or not self.pressing(waiting, timers, ended, [process for _, _, process in probing]):
                 ended = []
             for item in ended:
@@ -273,6 +287,13 @@ class Run:
             if not ended:
                 time.sleep(POLL)
         return results
+
+    def all_known(self, untimed: Sequence[Item]) -> list[Result]:
+        """The results of those that are not timed in this run, as far as there are any."""
+        for item in untimed:
+            if not item.probes:
+                self.tell(item.workload, NOT_REACHED, None)
+        return [self.finish(item) for item in untimed if item.probes or item.timed_before]
 
     def pressing(self, waiting: list[Item], timers: list[Item], ended: list[Item], probes: Sequence[Process]) -> bool:
         """Whether to time although probes run, which time how long compiling takes: they had better not stand still."""

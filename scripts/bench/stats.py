@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
+SLOWER = 1.02  # times a baseline's time is called slower
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -52,7 +53,7 @@ def half_interval(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two medians and the interval that holds it with 95 % confidence."""
+    """A ratio and the interval that holds it with 95 % confidence."""
 
     value: float
     low: float
@@ -63,19 +64,18 @@ class Ratio:
 
 
 def ratio(over: Sequence[float], under: Sequence[float], paired: bool = True, seed: int = 0) -> Ratio:
-    """Median of `over` by median of `under`, from the medians of rounds.
+    """How much longer `over` takes than `under`, from the medians of rounds.
 
-    Rounds of one run are paired: the variants took turns, so that a slow moment hits both.
+    Rounds of one run are paired: the variants took turns, so that a slow moment hits both. Then it is the median of
+    the rounds' ratios, else the ratio of the two medians.
     """
     draw = random.Random(seed)
+    if paired:  # they may differ by one, where a run was interrupted
+        over, under = [a / b for a, b in zip(over, under, strict=False)], [1.0]
     found = []
-    if paired:
-        count = min(len(over), len(under))
-        over, under = over[:count], under[:count]
     for _ in range(RESAMPLES):
-        picks = [draw.randrange(len(over)) for _ in over]
-        others = picks if paired else [draw.randrange(len(under)) for _ in under]
-        found.append(statistics.median(over[i] for i in picks) / statistics.median(under[i] for i in others))
+        above, below = draw.choices(over, k=len(over)), draw.choices(under, k=len(under))
+        found.append(statistics.median(above) / statistics.median(below))
     tail = (1 - CONFIDENCE) / 2
     value = statistics.median(over) / statistics.median(under)
     return Ratio(value, quantile(found, tail), quantile(found, 1 - tail))

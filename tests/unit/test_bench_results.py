@@ -34,6 +34,14 @@ def test_paired_ratio_is_surer_than_an_unpaired_one():
     assert unpaired.high - unpaired.low > 0.5
 
 
+def test_a_machine_that_slows_down_on_the_way_does_not_change_a_paired_ratio():
+    slower_and_slower = [10.0 * 1.3**number for number in range(9)]
+    other = [value * factor for value, factor in zip(slower_and_slower, [1.0, 1.1, 1.0] * 3, strict=True)]
+    found = ratio(other, slower_and_slower)
+    assert math.isclose(found.value, 1.0)
+    assert 1.0 <= found.low <= found.high < 1.11
+
+
 def test_geomean_of_a_factor_and_its_inverse_is_one():
     assert math.isclose(geomean([4.0, 0.25]), 1.0)
     assert geomean([]) is None

@@ -18,8 +18,8 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor import config, environment
-from scripts.bench import correct, results, run
-from scripts.bench.measure import Runner, back_to_back, interleave
+from scripts.bench import correct, measure, results, run
+from scripts.bench.measure import Rounds, Runner, Series, back_to_back, interleave
 from scripts.bench.process import ASKING, DYING, METHODS, Process
 from scripts.bench.registry import Draw, Program, Setting, Workload, all_workloads
 from scripts.bench.results import Memory, VariantResult, load
@@ -37,6 +37,14 @@ def silent(*_: object) -> None:
 def options(tmp_path):
     variants = ("eager", "inductor", "ours")
     return Options(device="cpu", out=tmp_path / "out", cache=tmp_path / "cache", variants=variants, seconds=0.2)
+
+
+def warm_up_server(options: Options) -> None:
+    """The server of forks imports everything with its first process, which must not count against a short limit."""
+    process = Run(replace(options, work=here(answers)), silent).start("first", ("probe", "WIDE"), threads=1)
+    while process.running():
+        time.sleep(run.POLL)
+    assert process.found() == ({}, None)
 
 
 def test_a_batch_is_probed_timed_and_written(options, monkeypatch):
@@ -64,6 +72,35 @@ def test_a_batch_is_probed_timed_and_written(options, monkeypatch):
     again = Run(options, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
     assert again == found
     assert told == ["measured before"]
+
+
+def test_a_run_that_was_out_of_time_is_completed_by_the_next(options):
+    """What has been timed is not timed again: only processes that did not come to their turn are started."""
+    first = Run(replace(options, probe=False), silent).all([all_workloads()["WIDE"]])
+    assert first[0].variants["ours"].startup is None
+    assert first[0].variants["ours"].decisions
+    told = []
+    [found] = Run(options, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
+    assert told == ["compiling no graphs", "compiling ours", "ok"]
+    assert load(options.out) == [found]
+    assert found.variants["ours"].startup is not None
+    for name in options.variants:
+        assert found.timing(name) == first[0].timing(name)
+    assert found.variants["ours"].decisions == first[0].variants["ours"].decisions
+    assert found.seconds > first[0].seconds
+
+
+def test_a_run_without_timing_keeps_what_it_has_when_time_is_up(options, monkeypatch):
+    warm_up_server(options)
+    monkeypatch.setattr(run, "MARGIN", 0.0)
+    told: list[tuple[str, str]] = []
+    quick = replace(options, time=False, work=here(answers), jobs=2)
+    work = Run(quick, lambda workload, state, _: told.append((workload.name, state)))
+    items = [work.begin(all_workloads()[name]) for name in ("WIDE", "TKE")]
+    work.deadline = time.monotonic() + 4
+    assert [result.workload for result in work.batch(items)] == ["WIDE"]
+    assert ("TKE", run.NOT_REACHED) in told
+    assert [result.workload for result in load(options.out)] == ["WIDE"]
 
 
 def test_decisions_of_the_process_that_times_count(options):
@@ -164,6 +201,7 @@ def test_a_spent_budget_starts_nothing(options):
 def test_while_one_is_timed_the_others_stand_still(options, monkeypatch):
     """And the time in which they were stopped does not count against their limit."""
     monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    warm_up_server(options)
     quick = replace(options, probe=False, work=here(ticks), jobs=2, batch=2, limit=7.0)
     found = Run(quick, silent).all([all_workloads()["TKE"], all_workloads()["WIDE"]])
     assert sorted((one.workload, one.status) for one in found) == [("TKE", "ok"), ("WIDE", "ok")]
@@ -518,6 +556,41 @@ def test_a_variant_that_fails_while_timed_is_out_and_the_others_go_on():
     assert len(rounds.series["eager"].throughput) >= 5
     assert str(rounds.failed["inductor"]) == "enough"
     assert "inductor" not in rounds.series
+
+
+def test_rounds_go_on_while_it_is_not_clear_whether_ours_is_slower(monkeypatch):
+    program, setting = program_of(lambda x: x)
+    runner = Runner(EAGER, program, program.function)
+
+    def took() -> float:
+        started = time.perf_counter()
+        interleave([runner], Draw(setting), CPU, seconds=0.4)
+        return time.perf_counter() - started
+
+    monkeypatch.setattr(measure, "MAX_ROUNDS", 10**9)
+    clear = took()
+    monkeypatch.setattr(measure, "in_doubt", lambda rounds: True)
+    assert clear < 1.2 < 1.6 <= took()
+
+
+@pytest.mark.parametrize(
+    "ours, doubt",
+    [
+        ([100.0] * 6, False),
+        ([110.0] * 6, False),
+        ([90.0, 100.0, 120.0, 95.0, 130.0, 99.0], True),
+        ([100.0, 140.0, 100.0, 100.0, 100.0, 100.0], True),
+        ([100.0] * 20 + [140.0], False),
+        (None, False),
+    ],
+)
+def test_doubt_whether_ours_is_slower(ours, doubt):
+    """The better baseline takes 100 in every round, the other one twice as long."""
+    count = len(ours or [0])
+    series = {"inductor": Series(throughput=[200.0] * count), "stock": Series(throughput=[100.0] * count)}
+    if ours:
+        series["ours"] = Series(throughput=ours)
+    assert measure.in_doubt(Rounds(series)) == doubt
 
 
 def test_no_iteration_sees_inputs_of_another():

@@ -114,6 +114,17 @@ def test_every_published_figure_has_a_row():
         assert figures.keys() <= page.PUBLISHED.keys()
 
 
+def test_kernels_out_of_reach_of_graphs_are_told_apart():
+    found = result("VM", 100, 80, 50, 45)
+    profile = found.variants["ours"].profile
+    profile.kernels, profile.kernels_in_graphs = 100.0, 30.0
+    shares = {None: "30.00 %", 100.0: "30.00 %", 60.0: "30.00 % (50.00 % of compiled code's)"}
+    for compiled, expected in shares.items():
+        profile.kernels_compiled = compiled
+        table = page.paper_table([found], [], {"workloads": {"VM": {"in_graphs_ours": 71.01}}})
+        assert f"| 71.01 % | {expected} |" in table
+
+
 def test_publish_writes_page_and_plots(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib (the bench extra)")
     folder = tmp_path / "benchmarks"
@@ -140,6 +151,11 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     assert main == [ordinary]
     assert page.ablated(results, main) == [off]
     assert "| DLRM |" in page.ablation_table([off]) and "1.50" in page.ablation_table([off])
+    paper = {"workloads": {"DLRM": {"transform_over_stock": 2.0, "stock_over_none": 1.5}}}
+    table = page.paper_table(main, [off], paper)
+    assert f"2.00{TIMES} | 1.50{TIMES} |" in table, "60 without, 40 with"
+    assert f"1.50{TIMES} | 1.25{TIMES} |" in table, "100 and 80, of the ordinary run"
+    assert f"2.00{TIMES} | not measured |" in page.paper_table(main, [], paper)
     assert page.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
 
 

@@ -112,7 +112,7 @@ def never_slower(results: Sequence[Result]) -> Goal:
     text = f"{len(late)} slower ({len(sure)} of them surely)" + (f": {listed}" if listed else "")
     return Goal(
         "workloads slower than the better baseline by over 2 %", "0", text if found else "-", "-",
-        yes(not late) if found else "-", counted(found, results),
+        ("no" if sure else "unsure" if late else "yes") if found else "-", counted(found, results),
     )  # fmt: skip
 
 

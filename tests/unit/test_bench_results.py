@@ -180,6 +180,15 @@ def test_a_slower_workload_misses_the_goal():
     assert goal.found.startswith("1 slower") and "A 1.12" in goal.found
 
 
+def test_a_workload_that_may_be_slower_leaves_the_goal_unsure():
+    may_be = result("A", 100, 80, 90, 45)
+    may_be.variants["stock"].timing.rounds_throughput_us = [100.0, 88.0, 90.0, 80.0, 86.0]
+    may_be.variants["ours"].timing.rounds_throughput_us = [90.0] * 5
+    goal = goals.never_slower([may_be, result("B", 100, 80, 50, 45)])
+    assert goal.verdict == "unsure"
+    assert "(0 of them surely)" in goal.found
+
+
 def test_rounds_keep_their_order():
     assert timing(10.0).rounds_throughput_us[3] == pytest.approx(10.1)
 

@@ -19,6 +19,7 @@ from scripts.bench.results import Activity, Profile
 
 HEAVIEST = 16  # device activities that a result names
 COPIES = ("aten::copy_", "aten::_foreach_copy_")
+COPY_NODE = "memcpy"  # so begin the names of the kernels as which graphs run copies on the device
 COMPILED = "## Call CompiledFxGraph"  # how Inductor names the calls of what it compiled
 DIRECTIONS = {"DtoD": "device_to_device", "HtoD": "host_to_device", "DtoH": "device_to_host"}
 SIZES = {
@@ -60,7 +61,7 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
             operators[args.get("External id")] = event
         elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
             device.append(event)
-    kernels = in_graphs = in_compiled = busy = 0.0
+    kernels = in_graphs = in_compiled = copies = busy = 0.0
     copied = dict.fromkeys((*DIRECTIONS.values(), "other"), 0.0)
     counted: set[Any] = set()
     by_name: dict[str, tuple[int, float]] = {}
@@ -74,13 +75,16 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
         if event["cat"] == "gpu_memcpy":
             direction = next((DIRECTIONS[d] for d in DIRECTIONS if d in event["name"]), "other")
             copied[direction] += args.get("bytes", 0)
+            copies += direction == "device_to_device"
         elif event["cat"] == "kernel":
             kernels += 1
             in_graphs += graph
             in_compiled += compiled.hold(launcher)
             origin = args.get("External id")
             operator = operators.get(origin)
+            copies += graph and event["name"].startswith(COPY_NODE)
             if not graph and operator is not None and operator["name"] in COPIES and origin not in counted:
+                copies += 1
                 counted.add(origin)  # a list of tensors may take several kernels
                 copied["device_to_device"] += bytes_of(operator["args"], event["name"])
     launches = sum("GraphLaunch" in launcher["name"] for launcher in launchers.values())
@@ -90,6 +94,7 @@ def read_trace(events: Iterable[dict[str, Any]], iterations: int) -> Profile:
         kernels=kernels / iterations,
         kernels_in_graphs=in_graphs / iterations,
         kernels_compiled=in_compiled / iterations,
+        copies=copies / iterations,
         graph_launches=launches / iterations,
         busy_us=busy / iterations,
         copied_bytes={kind: amount / iterations for kind, amount in copied.items()},

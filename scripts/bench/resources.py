@@ -28,8 +28,10 @@ def compiled_share(variant: VariantResult) -> str:
 
 
 def copied(result: Result, name: str) -> str:
-    """Bytes that a variant copies on the device beyond the plain call."""
-    return human(goals.extra_bytes(result, name))
+    """Bytes that a variant copies on the device beyond the plain call, and copies of which nobody tells the bytes."""
+    inside = goals.extra_copies(result, name) or 0.0
+    outside = goals.extra_bytes(result, name)
+    return human(outside) + (f" and {inside:,.0f} in graphs" if inside > 0 and not outside else "")
 
 
 def resources_table(main: Sequence[Result]) -> str:

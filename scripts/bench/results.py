@@ -76,7 +76,8 @@ class Activity:
 class Profile:
     """Per iteration, from the profiler: kernels, graph launches, busy time, bytes copied by kind.
 
-    `kernels_compiled` are those launched in calls of compiled functions, in graphs or not; None in older data.
+    `kernels_compiled` are those launched in calls of compiled functions, in graphs or not; `copies` how often something
+    was copied on the device, also by kernels in graphs, of which nobody tells the bytes. Both are None in older data.
     """
 
     iterations: int
@@ -87,6 +88,7 @@ class Profile:
     copied_bytes: dict[str, float]
     heaviest: list[Activity] = field(default_factory=list)
     kernels_compiled: float | None = None
+    copies: float | None = None
 
 
 @dataclass

@@ -37,7 +37,9 @@ def variant(
         timing=timing(microseconds),
         startup=Startup(10.0, 12.0, "cold"),
         memory=Memory(reserved // 2, reserved, reserved // 2, reserved, 2 * reserved),
-        profile=Profile(3, 20.0, in_graphs, 1.0 if in_graphs else 0.0, microseconds / 2, {"device_to_device": copied}),
+        profile=Profile(
+            3, 20.0, in_graphs, 1.0 if in_graphs else 0.0, microseconds / 2, {"device_to_device": copied}, copies=0.0
+        ),
         accuracy=Accuracy(1e-3, 0.0, 5e-2, True),
     )
 

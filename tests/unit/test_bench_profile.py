@@ -96,6 +96,25 @@ def test_a_list_of_copies_counts_once_however_many_kernels_it_takes(element, siz
     assert read_trace(events, 1).copied_bytes["device_to_device"] == 17 * size
 
 
+def test_every_way_to_copy_on_the_device_is_counted():
+    """Graphs run their copies as kernels, of which the profiler does not tell the bytes."""
+    tensors = [[[3, 4], [5]], [[3, 4], [5]], []], ["TensorList", "TensorList", "Scalar"]
+    events = [
+        copy_node("DtoD", 100, 1),
+        copy_node("HtoD", 10, 2),
+        launch("cudaGraphLaunch", 3),
+        kernel("memcpy128", 3),
+        kernel("memcpy32_post", 3),
+        kernel("triton_poi_fused_add_0", 3),
+        operator("aten::_foreach_copy_", 7, *tensors),
+        kernel("CopyFunctor<float, float, 2, 1, 1>", 4, origin=7),
+        kernel("CopyFunctor<float, float, 2, 1, 1>", 5, origin=7),
+        kernel("memcpy of somebody's own", 6),
+    ]
+    assert read_trace(events, 1).copies == 4
+    assert read_trace(events, 2).copies == 2
+
+
 def test_other_kernels_copy_nothing():
     events = [operator("aten::add_", 7, [[3, 4]], ["float"]), kernel("add", 1, origin=7)]
     assert read_trace(events, 1).copied_bytes["device_to_device"] == 0

@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from scripts.bench import facts, goals, results
+from scripts.bench import facts, goals, resources, results
 from scripts.bench.compare import compared
 from scripts.bench.results import Result, VariantResult
 from scripts.bench.stats import Spread, geomean, quantile, ratio
@@ -165,6 +165,22 @@ def test_goals_are_computed_whatever_they_are():
     assert by_name["workloads of the paper that copy extra bytes on the device"].stock == "2 of 2 copy"
     assert by_name["reserved memory over no graphs, steady, geomean"].found.startswith("1.05")
     assert by_name["distance to the floor, inference, geomean"].verdict == "no"
+
+
+def test_copies_within_graphs_count_and_where_nobody_looked_it_is_said():
+    rows = [result("A", 100, 80, 50, 45), result("B", 100, 80, 50, 45)]
+    assert goals.no_copies(rows).verdict == "yes"
+    rows[1].variants["ours"].profile.copies = 24.0
+    goal = goals.no_copies(rows)
+    assert (goal.verdict, goal.found) == ("no", "1 copy: B")
+    assert resources.copied(rows[1], "ours") == "0 B and 24 in graphs"
+    rows[1].variants["inductor"].profile.copies = 24.0
+    assert goals.no_copies(rows).verdict == "yes", "the program's own"
+    rows[1].variants["ours"].profile.copies = None
+    goal = goals.no_copies(rows)
+    assert goal.verdict == "unsure" and goal.found == "0 copy outside of graphs; inside nobody looked"
+    rows[0].variants["ours"].profile.copied_bytes["device_to_device"] = 1.0
+    assert goals.no_copies(rows).verdict == "no"
 
 
 def test_a_wrong_answer_is_in_no_average():

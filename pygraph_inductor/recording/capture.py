@@ -151,6 +151,7 @@ class Work:
     buffers: Sequence[Buffer]
     indirection: Indirection | None = None
     copied: Mapping[int, Inside] = field(default_factory=dict)  # by place: the slots that the graph copies
+    shared_blocks: bool = True  # outputs may be told where to be although others had been in their blocks
 
 
 def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:

@@ -14,7 +14,7 @@ import torch
 from pygraph_inductor.driver.protocol import SMALL, Node, NodeKind
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
 from pygraph_inductor.recording.capture import Captured, StandInSpace, Work, capture_with
-from pygraph_inductor.recording.in_place import in_place_bindings
+from pygraph_inductor.recording.in_place import in_place
 from pygraph_inductor.recording.pools import Pool, ScratchPool
 from pygraph_inductor.replay.plan import Binding
 
@@ -25,11 +25,15 @@ _STATE = 64
 
 @dataclass(frozen=True)
 class Pair:
-    """The graph to keep, its bindings by place, and the nodes that copy outputs which need no copy."""
+    """The graph to keep, its bindings by place, and the nodes that copy outputs which need no copy.
+
+    `shared`: the block of such an output held something else before.
+    """
 
     captured: Captured
     found: Found
     needless: tuple[int, ...]
+    shared: bool = False
 
 
 @contextlib.contextmanager
@@ -107,18 +111,20 @@ def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captur
         return Pair(second, found, ())
     by_slot = list(found.by_slot)
     needless = []
+    shared = False
     for number in moving:
         place = work.places[number]
         if not place.is_output or place.source not in first.blocks or place.source not in second.blocks:
             continue
         before, after = first.blocks[place.source], second.blocks[place.source]
-        bindings = in_place_bindings(*nodes, before, after)
-        if bindings is None or (not bindings and after.nbytes > _STATE):
+        own = in_place(*nodes, before, after)
+        if own is None or (own.shared and not work.shared_blocks) or (not own.bindings and after.nbytes > _STATE):
             continue
         if _only_in(by_slot[number], after.copy_node):
-            by_slot[number] = bindings
+            by_slot[number] = own.bindings
             needless.append(after.copy_node)
-    return Pair(second, Found(tuple(by_slot)), tuple(needless))
+            shared |= own.shared
+    return Pair(second, Found(tuple(by_slot)), tuple(needless), shared)
 
 
 def _copies(nodes: Sequence[Node]) -> list[Node]:

@@ -1,9 +1,11 @@
-"""Outputs that an operator allocates itself, without a copy: where nobody else was in their block before.
+"""Outputs that an operator allocates itself, without a copy.
 
-The caching allocator reuses freed blocks during a capture, so such an output may lie where intermediates lay, and
-rewriting the addresses there would drag their writes along. Every capture therefore ends with a copy of the output to
-its stand-in. Where no node before the operator mentions the block, the output itself is told where to be, and the copy
-is switched off. (An operator that reuses the block within itself is caught by verification: it looks behind outputs.)
+Every capture ends with a copy of such an output to its stand-in. Where every word that points into its block is the
+output's own, the output itself is told where to be, and the copy is switched off.
+
+The caching allocator reuses freed blocks during a capture, so intermediates may have been in that block. They are gone
+before the operator allocates: what nodes before it mention is theirs and stays as it is, what nodes from it on mention
+is the output's. (An operator that reuses the block within itself is caught by verification: it looks behind outputs.)
 """
 
 from __future__ import annotations
@@ -28,16 +30,23 @@ class Block:
     copy_node: int
 
 
-def in_place_bindings(
-    first: Sequence[Node], second: Sequence[Node], before: Block, after: Block
-) -> tuple[Binding, ...] | None:
-    """Every word that points into the block, or None if the output has to be copied.
+@dataclass(frozen=True)
+class InPlace:
+    """The words that the output owns. `shared`: its block is mentioned before the output was there, too."""
+
+    bindings: tuple[Binding, ...]
+    shared: bool
+
+
+def in_place(first: Sequence[Node], second: Sequence[Node], before: Block, after: Block) -> InPlace | None:
+    """Every word that points into the block while the output is there; None if the two captures differ.
 
     `before` and `after` are its block in the first and in the second capture.
     """
     if (before.first_node, before.copy_node, before.nbytes) != (after.first_node, after.copy_node, after.nbytes):
         return None
     bindings = []
+    shared = False
     for old, new in zip(first, second, strict=True):
         if new.index == after.copy_node:
             continue
@@ -47,9 +56,10 @@ def in_place_bindings(
                 if old_area.word(offset) - before.address != addend:
                     continue  # left over from somebody else: a real address is at the same place in both blocks
                 if new.index < after.first_node:
-                    return None
-                bindings.append(Binding(new.index, number, offset, addend))
-    return tuple(bindings)
+                    shared = True
+                else:
+                    bindings.append(Binding(new.index, number, offset, addend))
+    return InPlace(tuple(bindings), shared)
 
 
 def _words_into(area: Area, block: Block) -> Iterator[int]:

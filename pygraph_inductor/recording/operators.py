@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,6 +49,7 @@ class Operators:
         self._nodes_so_far = nodes_so_far
         self._began = 0
         self._first_node: dict[int, int] = {}
+        self._storages: list[StorageWeakRef] = []  # so that no other storage is given the identity of one that died
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -60,10 +62,10 @@ class Operators:
 
     def _note(self, result: Any) -> None:
         for value in tree_leaves(result):
-            if isinstance(value, torch.Tensor):
-                # The last call counts: an identity that came again belongs to the storage that is alive.
+            if isinstance(value, torch.Tensor) and storage_key(value) not in self._first_node:
+                self._storages.append(StorageWeakRef(value.untyped_storage()))
                 self._first_node[storage_key(value)] = self._began
 
     def first_node(self, tensor: torch.Tensor) -> int | None:
-        """The first node of the call that made the tensor's storage; None if no operator did."""
+        """The first node of the call that made the tensor's storage, not of one that wrote to it; None if none did."""
         return self._first_node.get(storage_key(tensor))

@@ -134,6 +134,18 @@ class Request:
     written: Collection[int]
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a graph is given up, and the places that should be staged instead.
+
+    `shared`: it had outputs of operators in blocks that others had been in.
+    """
+
+    reason: str
+    to_stage: frozenset[int]
+    shared: bool = False
+
+
 def record(request: Request) -> Attempt:
     """Run the call and try to record it. Only exceptions of the function itself pass through, and interrupts."""
     unwatched: NotTried | NotSeen
@@ -245,8 +257,8 @@ def _plain_call(request: Request) -> Callable[[], Any]:
 
 
 def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -> None:
-    """Capture and verify; a mismatch moves all slots to the copy engine, where the graph copies first and then the
-    player, and the last one gives up.
+    """Capture and verify; a mismatch first leaves outputs of operators where others had been, and copies them. Then it
+    moves all slots to the copy engine, where the graph copies first and then the player, and the last one gives up.
     """
     buffers = buffers_of(trial)
     work = Work(
@@ -277,27 +289,30 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
             except Exception as error:
                 if request.facts.settings.strict or not isinstance(indirection, Prepared):
                     raise
-                outcome = _first_line(error), frozenset()
+                outcome = Failure(_first_line(error), frozenset())
             if isinstance(outcome, Recording):
                 attempt.recording, attempt.notes = outcome, tuple(notes)
                 return
             if isinstance(outcome, Prepared):
                 indirection = outcome
                 continue
-            reason, to_stage = outcome
+            if outcome.shared:
+                notes.append(outcome.reason)
+                work = replace(work, shared_blocks=False)
+                continue
             if isinstance(indirection, Prepared):  # first without twins, then without patching
-                warn_once(request.facts, reason, _WITHOUT_TABLE, _PATCH)
+                warn_once(request.facts, outcome.reason, _WITHOUT_TABLE, _PATCH)
                 indirection = None
                 continue
-            notes.append(reason)
-            if to_stage <= staged or _writes_to_aliases(request):
-                attempt.refusal = Refusal(reason)
+            notes.append(outcome.reason)
+            if outcome.to_stage <= staged or _writes_to_aliases(request):
+                attempt.refusal = Refusal(outcome.reason)
                 return
             if copied:
-                staged, copied = staged | to_stage, frozenset()
+                staged, copied = staged | outcome.to_stage, frozenset()
             else:  # by nodes of the graph first, which the launcher in C can serve
                 copied = _to_be_copied(work, request)
-                staged = staged | (to_stage - copied)
+                staged = staged | (outcome.to_stage - copied)
 
 
 def _to_be_copied(work: Work, request: Request) -> frozenset[int]:
@@ -344,9 +359,8 @@ def _try_with(
     indirection: Watching | Prepared | None,
     room: int,
     earlier: contextlib.ExitStack,
-) -> Recording | Prepared | tuple[str, frozenset[int]]:
-    """A recording that copies `staged` before it launches its graph, whose nodes copy `copied`; or a reason and the
-    places that should be staged, too.
+) -> Recording | Prepared | Failure:
+    """A recording that copies `staged` before it launches its graph, whose nodes copy `copied`; or a failure.
 
     Or, while launches were only watched, how it should be captured again. `earlier` closes the graphs
     that are given up.
@@ -366,7 +380,7 @@ def _try_with(
         unexplained = pair.found.unexplained or _unknown_host_work(captured)
         if unexplained is not None:
             earlier.callback(captured.graph.close)
-            return unexplained, all_places
+            return Failure(unexplained, all_places)
         if isinstance(indirection, Watching):
             try:
                 again = _twins_for(work, request, pair.found, indirection, staged)
@@ -391,7 +405,7 @@ def _try_with(
             verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors, room)
         except (Mismatch, ReplayFailed, UpdateRefused) as error:
             earlier.callback(captured.graph.close)
-            return str(error), all_places
+            return Failure(str(error), all_places, pair.shared)
         except BaseException:
             captured.graph.close()
             raise

@@ -1,10 +1,11 @@
-"""Outputs that operators allocate themselves: handed out without a copy where that is safe, copied where it is not."""
+"""Outputs that operators allocate themselves: handed out without a copy, whoever was in their block before."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from pygraph_inductor.driver.protocol import TABLE_WRITER, Area, Node, NodeKind
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording import capture_pair
 from pygraph_inductor.recording.bindings import Found
-from pygraph_inductor.recording.in_place import Block, in_place_bindings
+from pygraph_inductor.recording.in_place import Block, InPlace, in_place
+from pygraph_inductor.recording.operators import Operators
 from tests.simulated.hand_written import F32, HandWritten, check
 
 SIZE, STRIDE = (64, 64), (64, 1)
@@ -42,7 +44,7 @@ def sorted_twice(namespace: dict[str, Any], x: torch.Tensor) -> Any:
 
 
 def sorted_into_a_freed_block(namespace: dict[str, Any], x: torch.Tensor) -> Any:
-    """The values go where `mixed` was, which is larger: rewriting that address would take its writes along."""
+    """The values go where `mixed` was, which is larger: its own words must stay as they are."""
     mixed = namespace["empty_strided_cpu"]((128, 64), STRIDE, F32)
     namespace["cpp_fused_0"](mixed, x)
     small = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
@@ -82,20 +84,67 @@ def test_an_operators_output_is_handed_out_without_a_copy(native: bool) -> None:
     assert function.recordings[0].log.nodes == {"kernel": 4 + len(tables)}
 
 
+def sorted_and_written_again(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+    """Operators write to what another one allocated, and return it as theirs; so does a kernel."""
+    mixed = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
+    namespace["cpp_fused_0"](mixed, x)
+    small = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
+    namespace["cpp_fused_0"](small, mixed)
+    del mixed
+    values, indices = torch.ops.aten.sort.default(small)
+    del small
+    torch.ops.aten.mul_.Tensor(values, values)
+    again = torch.ops.aten.sort.default(values)[0]
+    namespace["cpp_fused_0"](again, values)
+    return values, torch.ops.aten.add_.Tensor(indices, indices), again
+
+
 @pytest.mark.parametrize("native", [True, False])
-def test_an_output_where_an_intermediate_was_is_copied(native: bool) -> None:
-    function = HandWritten(sorted_into_a_freed_block, native=native)
+@pytest.mark.parametrize("body", [sorted_into_a_freed_block, sorted_and_written_again])
+def test_an_output_where_an_intermediate_was_is_not_copied(body: Callable[..., Any], native: bool) -> None:
+    function = HandWritten(body, native=native)
     check(function, random)
-    assert function.recordings[0].log.nodes["memcpy"] >= 1
+    (recording,) = function.recordings
+    assert "memcpy" not in recording.log.nodes and set(recording.log.slots) == {"patch"}
+    assert not recording.player.staged
+
+
+def test_where_it_is_wrong_to_do_without_copies_there_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more of them than before anybody tried."""
+
+    def forgetful(*arguments: Any) -> InPlace | None:
+        own = in_place(*arguments)
+        return replace(own, bindings=own.bindings[:-1]) if own is not None and own.shared else own
+
+    monkeypatch.setattr(capture_pair, "in_place", forgetful)
+    function = HandWritten(sorted_into_a_freed_block)
+    check(function, random)
+    (recording,) = function.recordings
+    assert recording.log.nodes["memcpy"] >= 1 and set(recording.log.slots) == {"patch"}
 
 
 def test_writes_behind_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were the rule above forgotten, verification would still see what it leads to."""
-    forgetful = _without_the_rule(capture_pair.in_place_bindings)
-    monkeypatch.setattr(capture_pair, "in_place_bindings", forgetful)
+    """Were what others write there taken for the output's, verification would see what it leads to."""
+    monkeypatch.setattr(capture_pair, "in_place", _whoever_was_there(in_place))
     function = HandWritten(sorted_into_a_freed_block)
     check(function, random)  # the answers stay right: on the copy engine
     assert function.recordings[0].log.slots == {"copy": 3}
+
+
+def test_who_made_a_storage_is_known_whoever_wrote_to_it() -> None:
+    counted = iter(range(100))
+    operators = Operators(lambda: next(counted))
+    with operators.watched():
+        made = torch.ops.aten.sin.default(torch.zeros(4))
+        torch.ops.aten.mul_.Tensor(made, made)
+        first = operators.first_node(made)
+        seen = set()
+        for _ in range(20):  # the identity of one that died is nobody else's
+            other = torch.ops.aten.sin.default(made)
+            seen.add(operators.first_node(other))
+            del other
+    assert operators.first_node(made) == first
+    assert len(seen) == 20 and first not in seen
 
 
 def sorted_rows(namespace: dict[str, Any], x: torch.Tensor) -> Any:
@@ -200,8 +249,8 @@ def test_where_captures_apart_tell_nothing_they_share_a_pool(monkeypatch: pytest
     assert len(answers) >= 2 and set(function.recordings[0].log.slots) == {"patch"}
 
 
-def _without_the_rule(original: Callable[..., Any]) -> Callable[..., Any]:
-    def bindings(first: Any, second: Any, before: Block, after: Block) -> Any:
+def _whoever_was_there(original: Callable[..., Any]) -> Callable[..., Any]:
+    def found(first: Any, second: Any, before: Block, after: Block) -> Any:
         return original(
             first,
             second,
@@ -209,7 +258,7 @@ def _without_the_rule(original: Callable[..., Any]) -> Callable[..., Any]:
             Block(after.address, after.nbytes, 0, after.copy_node),
         )
 
-    return bindings
+    return found
 
 
 def node(index: int, *words: int) -> Node:
@@ -222,17 +271,19 @@ FIRST, SECOND = Block(4096, 512, 1, 2), Block(8192, 512, 1, 2)
 def test_words_at_the_same_place_in_both_blocks_are_bound() -> None:
     first = [node(0, 1), node(1, 4096 + 64, 4096 + 512), node(2, 4096)]
     second = [node(0, 1), node(1, 8192 + 64, 8192 + 512), node(2, 8192)]
-    bindings = in_place_bindings(first, second, FIRST, SECOND)
-    assert bindings is not None
-    assert [(one.node, one.area, one.addend) for one in bindings] == [(1, 0, 64)]
+    own = in_place(first, second, FIRST, SECOND)
+    assert own is not None and not own.shared
+    assert [(one.node, one.area, one.addend) for one in own.bindings] == [(1, 0, 64)]
 
 
-def test_a_block_that_somebody_had_before_is_left_alone() -> None:
+def test_words_of_who_had_the_block_before_are_left_alone() -> None:
     first = [node(0, 4096), node(1, 4096), node(2, 4096)]
     second = [node(0, 8192), node(1, 8192), node(2, 8192)]
-    assert in_place_bindings(first, second, FIRST, SECOND) is None
+    own = in_place(first, second, FIRST, SECOND)
+    assert own is not None and own.shared
+    assert [(one.node, one.area, one.addend) for one in own.bindings] == [(1, 0, 0)]
 
 
 def test_a_block_written_from_another_node_on_is_left_alone() -> None:
     nodes = [node(0, 1), node(1, 4096), node(2, 4096)]
-    assert in_place_bindings(nodes, nodes, FIRST, Block(4096, 512, 0, 2)) is None
+    assert in_place(nodes, nodes, FIRST, Block(4096, 512, 0, 2)) is None

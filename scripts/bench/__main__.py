@@ -111,12 +111,10 @@ def selected(options: argparse.Namespace) -> list[Workload]:
 
 def run(options: argparse.Namespace) -> int:
     from scripts.bench import results, show
-    from scripts.bench.run import Options, Run, part
+    from scripts.bench.run import PROBED, Options, Run, part
 
     console = terminal()
     simulated = options.device == "sim"
-    if options.no_probe and options.no_timing:
-        raise SystemExit("--no-probe and --no-timing together leave nothing to measure")
     names = [v.name for v in (EAGER, INDUCTOR, STOCK, OURS, FLOOR)]
     if options.variants:
         names = options.variants.split(",")
@@ -124,6 +122,10 @@ def run(options: argparse.Namespace) -> int:
             raise SystemExit(f"no variant called {', '.join(unknown)}; there are: {', '.join(VARIANTS)}")
     elif options.ablation:
         names = list(VARIANTS)
+    if options.no_timing and (options.no_probe or not set(names) & set(PROBED)):
+        raise SystemExit(
+            f"--no-timing leaves nothing to measure: only {', '.join(PROBED)} are probed, without --no-probe"
+        )
     cores = os.cpu_count() or 1
     jobs = options.jobs or (max(cores - 1, 1) if simulated else max(min(cores // 2, 10), 1))
     settings = Options(

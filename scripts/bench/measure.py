@@ -145,12 +145,15 @@ def one_at_a_time(runner: Runner, inputs: Sequence[Any], device: torch.device, s
     return latencies
 
 
-def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seconds: float) -> Rounds:
+def interleave(
+    runners: Sequence[Runner], draw: Draw, device: torch.device, seconds: float, most: float | None = None
+) -> Rounds:
     """Rounds over all runners until `seconds` are over, at least a few; the first round only warms up.
 
-    They go on for some time where rounds differ so much that it is not clear whether ours is slower than a baseline.
-    A runner that raises is out from then on, and the others go on.
+    Where rounds differ so much that it is not clear whether ours is slower than a baseline they go on, either way until
+    it is clear, or `most` seconds are over. A runner that raises is out from then on, and the others go on.
     """
+    most = PATIENCE * seconds if most is None else most
     rounds = Rounds({runner.variant.name: Series() for runner in runners})
     lengths: dict[str, int] = {}
     order, shuffle = list(runners), random.Random(0)
@@ -162,7 +165,7 @@ def interleave(runners: Sequence[Runner], draw: Draw, device: torch.device, seco
 
         def wanted() -> bool:
             took = time.perf_counter() - started
-            return took < seconds or (took < PATIENCE * seconds and in_doubt(rounds))
+            return took < seconds or (took < most and in_doubt(rounds))
 
         while number <= MIN_ROUNDS or (number <= MAX_ROUNDS and wanted()):
             shuffle.shuffle(order)

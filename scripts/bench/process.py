@@ -28,14 +28,14 @@ METHODS = ("forkserver", "spawn")
 
 
 class Gate:
-    """The child's end: says that it is ready, and waits until it may time."""
+    """The child's end: says that it is ready, and waits until it may time, and is told for how many seconds at most."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def wait(self) -> None:
+    def wait(self) -> float:
         self._connection.send("ready")
-        self._connection.recv()
+        return float(self._connection.recv())
 
 
 def context(method: str) -> Any:
@@ -115,10 +115,10 @@ class Process:
             return False
         return True
 
-    def go(self, limit: float) -> None:
-        """Open the gate and wait for the end."""
+    def go(self, seconds: float, limit: float) -> None:
+        """Open the gate for timing of so many seconds at most, and wait for the end."""
         with contextlib.suppress(OSError):
-            self._gate.send("go")
+            self._gate.send(seconds)
         self._process.join(limit)
         if self._process.is_alive():
             self.kill(f"timing took more than {limit:.0f} s")

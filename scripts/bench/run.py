@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import facts
-from scripts.bench.measure import STEADY
+from scripts.bench.measure import PATIENCE, STEADY
 from scripts.bench.process import METHODS, Process, all_still
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result, VariantResult, decode, from_json, save
@@ -69,7 +70,7 @@ class Options:
 
 @dataclass
 class Item:
-    """A workload on its way through a run."""
+    """A workload on its way through a run. `resumed`: its result is of an earlier one, and all there but for probes."""
 
     workload: Workload
     result: Result
@@ -78,7 +79,8 @@ class Item:
     probing_s: float = 0.0
     probes: int = 0
     timer: Process | None = None
-    timed_before: bool = False
+    resumed: bool = False
+    news: bool = False
 
     def lacks(self, name: str) -> bool:
         """Whether a process of its own has yet to tell of a variant."""
@@ -116,13 +118,13 @@ class Run:
         return self.deadline - time.monotonic() if self.deadline else float("inf")
 
     def all(self, workloads: Sequence[Workload]) -> list[Result]:
-        """Run what has no result yet, or only half of one; results of before come back with the new ones."""
+        """Run what has no result yet, and probes that a result lacks; results of before come back with the others."""
         results: list[Result] = []
         todo: list[Item] = []
         for workload in workloads:
             before = None if self.options.again else self.before(workload)
             item = self.begin(workload, before)
-            if before is None or any(map(item.lacks, self.probes())):
+            if before is None or (not workload.missing() and any(map(item.lacks, self.probes()))):
                 todo.append(item)
             else:
                 self.tell(workload, "measured before", before)
@@ -130,11 +132,8 @@ class Run:
         work = self.simulated if self.options.device == "sim" else self.batch
         try:
             for first in range(0, len(todo), self.options.batch):
-                if self.left() > MARGIN:
-                    results += work(todo[first : first + self.options.batch])
-                else:
-                    for item in todo[first : first + self.options.batch]:
-                        self.tell(item.workload, NOT_REACHED, None)
+                items = todo[first : first + self.options.batch]
+                results += work(items) if self.left() > MARGIN else self.all_known(items)
         finally:
             for process in self.processes:
                 if process.running():
@@ -147,21 +146,21 @@ class Run:
         return [name for name in PROBED if name in self.options.variants] if probed else []
 
     def before(self, workload: Workload) -> Result | None:
-        """A result of this commit and configuration, if there is one that answered."""
+        """A result of this commit, configuration, machine and versions, if there is one that answered."""
         path = self.options.out / f"{workload.name}.json"
         try:
             old = from_json(json.loads(path.read_text()))
         except (OSError, ValueError):
             return None
-        mine = (self.commit["sources"], self.options.configuration(), self.environment.get("gpu"))
-        theirs = (old.commit.get("sources"), old.configuration, old.environment.get("gpu"))
+        mine = (self.commit["sources"], self.options.configuration(), self.environment)
+        theirs = (old.commit.get("sources"), old.configuration, old.environment)
         return old if mine == theirs and old.status in ("ok", "wrong") else None
 
     def begin(self, workload: Workload, before: Result | None = None) -> Item:
         """A workload from its start, or from where an earlier run was out of time."""
         if before is not None:
             took = [v.startup.to_steady_s for v in before.variants.values() if v.startup is not None]
-            return Item(workload, before, probing_s=sum(took), probes=len(took), timed_before=True)
+            return Item(workload, before, probing_s=sum(took), probes=len(took), resumed=True)
         described = {
             key: getattr(workload, key)
             for key in ("title", "suite", "mode", "batch", "precision", "structure", "source", "paper")
@@ -233,17 +232,19 @@ class Run:
             return
         for name, new in found.items():
             known = item.result.variant(name)
-            if new.status != "ok" or new.reason:
+            if new.status != "ok" or (new.reason and known.status == "ok"):  # what is wrong stays wrong
                 known.status, known.reason = new.status, new.reason
             for part in ("timing", "startup", "memory", "profile", "accuracy", "graphs"):
                 if getattr(new, part) is not None and getattr(known, part) is None:
                     setattr(known, part, getattr(new, part))
-            if not (item.timed_before and known.decisions):  # the timing process's stay: the machine is quiet then
+            if not (item.resumed and known.decisions):  # the timing process's stay: the machine is quiet then
                 known.decisions = new.decisions or known.decisions
             known.skips |= new.skips
 
     def batch(self, batch: Sequence[Item]) -> list[Result]:
         """Compile and probe side by side; time one workload after another, as they get ready."""
+        for item in batch:
+            item.started = time.monotonic()
         results = [self.skip(item) for item in batch if item.workload.missing()]
         items = [item for item in batch if not item.workload.missing()]
         # All plain calls first: they compile the kernels that the other variants then find in the cache. Of these, what
@@ -251,7 +252,7 @@ class Run:
         queue = [(item, name) for item in items for name in self.probes() if item.lacks(name)]
         queue.sort(key=lambda entry: entry[1] != INDUCTOR.name)
         probing: list[tuple[Item, str, Process]] = []
-        untimed = [item for item in items if item.timed_before or not self.options.time]
+        untimed = [item for item in items if item.resumed or not self.options.time]
         waiting, timers = [item for item in items if item not in untimed], list[Item]()
         while waiting or timers or untimed:
             for entry in [entry for entry in probing if not entry[2].running()]:
@@ -283,17 +284,24 @@ class Run:
                 if item in timers:
                     timers.remove(item)
                 others = [process for _, _, process in probing]
-                results += self.timed(item, [*others, *(one.timer for one in timers if one.timer)])
+                others += [one.timer for one in timers if one.timer]
+                results += self.timed(item, others, self.reserve([*waiting, *timers]))
             if not ended:
                 time.sleep(POLL)
         return results
 
     def all_known(self, untimed: Sequence[Item]) -> list[Result]:
         """The results of those that are not timed in this run, as far as there are any."""
+        results = []
         for item in untimed:
-            if not item.probes:
+            if item.news:
+                results.append(self.finish(item))
+            elif item.resumed:
+                self.tell(item.workload, "measured before", item.result)
+                results.append(item.result)
+            else:
                 self.tell(item.workload, NOT_REACHED, None)
-        return [self.finish(item) for item in untimed if item.probes or item.timed_before]
+        return results
 
     def pressing(self, waiting: list[Item], timers: list[Item], ended: list[Item], probes: Sequence[Process]) -> bool:
         """Whether to time although probes run, which time how long compiling takes: they had better not stand still."""
@@ -341,8 +349,11 @@ class Run:
             timers.append(item)
             item.timer = self.start_timer(item)
 
-    def timed(self, item: Item, others: Sequence[Process]) -> list[Result]:
-        """The result of a prepared workload, timed while others stand still; none if there was no time for that."""
+    def timed(self, item: Item, others: Sequence[Process], reserved: float = 0.0) -> list[Result]:
+        """The result of a prepared workload, timed while others stand still; none if there was no time for that.
+
+        `reserved` seconds are left to those that are timed after it.
+        """
         timer = item.timer
         if timer is None or (timer.running() and not (timer.ready and self.left() > self.options.seconds + TURN)):
             if timer is not None:
@@ -352,7 +363,9 @@ class Run:
         if timer.ready:
             self.tell(item.workload, "timing", None)
             with all_still(others):
-                timer.go(min(self.options.seconds * 3 + 60, self.left()))
+                seconds = self.options.seconds
+                most = max(min(PATIENCE * seconds, self.left() - reserved - TURN), seconds)
+                timer.go(most, min(most + 2 * seconds + 60, self.left()))
         answer, failure = timer.found()
         if failure and self.left() < TURN:
             self.tell(item.workload, NOT_REACHED, None)
@@ -376,6 +389,8 @@ class Run:
         self.tell(item.workload, f"compiling {VARIANTS[name].label}", None)
         kind = "cold" if self.options.cold else "shared"
         cache = f"cold/{item.workload.name}.{name}" if self.options.cold else "shared"
+        if self.options.cold:  # a run that was stopped, or is made again, has left something in it
+            shutil.rmtree(self.options.cache / cache, ignore_errors=True)
         arguments = ["probe", item.workload.name, "--device", self.options.device, "--variants", name, "--cache", kind]
         threads = COMPILING if self.options.cold or name == INDUCTOR.name else 1
         return self.start(f"{item.workload.name}.{name}", arguments, threads, cache)
@@ -384,11 +399,14 @@ class Run:
         answer, failure = process.found()
         item.probing_s += process.seconds
         item.probes += 1
+        item.news = True
         if failure is not None:
             variant = item.result.variant(name)
             variant.status, variant.reason = "failed", f"alone: {failure}"
         else:
-            if process.interrupted:  # the clock went on while it stood still
+            # The clock went on while it stood still; or the process that timed all variants had compiled what this one
+            # found in the cache, and not what its rivals had found.
+            if process.interrupted or (item.resumed and not self.options.cold):
                 for variant in answer.get("variants", {}).values():
                     variant["startup"] = None
             self.merge(item, answer, None)

@@ -67,11 +67,11 @@ def ratio(over: Sequence[float], under: Sequence[float], paired: bool = True, se
     """How much longer `over` takes than `under`, from the medians of rounds.
 
     Rounds of one run are paired: the variants took turns, so that a slow moment hits both. Then it is the median of
-    the rounds' ratios, else the ratio of the two medians.
+    the rounds' ratios, else, as where one has not as many rounds as the other, the ratio of the two medians.
     """
     draw = random.Random(seed)
-    if paired:  # they may differ by one, where a run was interrupted
-        over, under = [a / b for a, b in zip(over, under, strict=False)], [1.0]
+    if paired and len(over) == len(under):
+        over, under = [a / b for a, b in zip(over, under, strict=True)], [1.0]
     found = []
     for _ in range(RESAMPLES):
         above, below = draw.choices(over, k=len(over)), draw.choices(under, k=len(under))

@@ -238,15 +238,15 @@ class Timed:
             if variant not in (EAGER, INDUCTOR) and (wrong := correct.complaint(accuracy, variant.ours)):
                 result.status, result.reason = "wrong", wrong
 
-    def time(self, seconds: float) -> None:
-        """Interleaved rounds, then the floor from the profiler where it could not be captured."""
+    def time(self, seconds: float, most: float | None = None) -> None:
+        """Interleaved rounds for as long as `interleave` says, then the floor from the profiler where not captured."""
         for runner in list(self.runners.values()):
             with preserved(self.program), active(runner.variant, self.simulated):
                 self.attempt(runner.variant, partial(settle, runner, self.draw))
         for name, own in self.functions.items():
             self.results[name].decisions = facts.decisions_of(report_functions()[own])
         before = len(report_functions())
-        rounds = interleave(list(self.runners.values()), self.draw, self.device, seconds)
+        rounds = interleave(list(self.runners.values()), self.draw, self.device, seconds, most)
         for name, series in rounds.series.items():
             self.results[name].timing = series.timing()
         for name, error in rounds.failed.items():
@@ -333,9 +333,7 @@ def main(arguments: Sequence[str], gate: Gate) -> int:
         found = probe(workload, variants[0], device, options.cache)
     else:
         timed = Timed(workload, variants, device, options.floor or None)
-        if options.gate:
-            gate.wait()
-        timed.time(options.seconds)
+        timed.time(options.seconds, gate.wait() if options.gate else None)
         if options.profile:
             timed.profile()
         found = {"variants": {name: encode(result) for name, result in timed.results.items()}}

@@ -77,17 +77,113 @@ def test_a_batch_is_probed_timed_and_written(options, monkeypatch):
 def test_a_run_that_was_out_of_time_is_completed_by_the_next(options):
     """What has been timed is not timed again: only processes that did not come to their turn are started."""
     first = Run(replace(options, probe=False), silent).all([all_workloads()["WIDE"]])
-    assert first[0].variants["ours"].startup is None
+    assert first[0].variants["inductor"].skips == {}
     assert first[0].variants["ours"].decisions
     told = []
     [found] = Run(options, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
     assert told == ["compiling no graphs", "compiling ours", "ok"]
     assert load(options.out) == [found]
-    assert found.variants["ours"].startup is not None
+    assert found.variants["inductor"].skips, "the probe has told"
+    assert found.variants["ours"].startup is None, "everything was in the cache"
     for name in options.variants:
         assert found.timing(name) == first[0].timing(name)
     assert found.variants["ours"].decisions == first[0].variants["ours"].decisions
     assert found.seconds > first[0].seconds
+
+
+def saved_by_a_run_that_was_out_of_time(options: Options) -> results.Result:
+    """Timed, and wrong, without probes."""
+    work = Run(options, silent)
+    item = work.begin(all_workloads()["WIDE"])
+    item.result.status = "wrong"
+    for name in options.variants:
+        item.result.variant(name).accuracy = results.Accuracy(0.5, 0.5, 0.1, None)
+    item.result.variant("ours").status, item.result.variant("ours").reason = "wrong", "far from eager"
+    return work.finish(item)
+
+
+def test_completing_says_nothing_about_start_up_from_a_shared_cache(options):
+    """The process that timed all variants had compiled them: what comes later would seem quicker."""
+    saved_by_a_run_that_was_out_of_time(options)
+    alone = VariantResult(startup=results.Startup(1.0, 2.0, "shared"), memory=Memory(1, 2, 3, 4, 5))
+    for cold in (False, True):
+        work = Run(replace(options, cold=cold), silent)
+        work.commit["sources"] = "another" if cold else work.commit["sources"]
+        item = work.begin(all_workloads()["WIDE"], load(options.out)[0])
+        process = mock.Mock(seconds=1.0, interrupted=False)
+        process.found.return_value = ({"variants": {"ours": results.encode(alone)}}, None)
+        work.probed(item, "ours", process)
+        assert (item.result.variants["ours"].startup is not None) == cold
+        assert item.result.variants["ours"].memory == alone.memory
+        assert not item.lacks("ours")
+
+
+def test_what_is_wrong_stays_wrong_when_it_is_completed(options):
+    """Also where a probe has something to say that is no failure."""
+    saved_by_a_run_that_was_out_of_time(options)
+    work = Run(options, silent)
+    item = work.begin(all_workloads()["WIDE"], load(options.out)[0])
+    for reason in ("profiler: no trace", None):
+        found = results.encode(VariantResult(reason=reason))
+        work.merge(item, {"variants": {"ours": found, "inductor": dict(found)}}, None)
+    ours, plain = item.result.variants["ours"], item.result.variants["inductor"]
+    assert (ours.status, ours.reason) == ("wrong", "far from eager")
+    assert (plain.status, plain.reason) == ("ok", "profiler: no trace")
+
+
+@pytest.mark.parametrize("budget", [1.0, 12.0])
+def test_what_cannot_be_completed_in_time_stays_as_it_was(options, monkeypatch, budget):
+    before = saved_by_a_run_that_was_out_of_time(options)
+    monkeypatch.setattr(run, "MARGIN", 5.0)
+    told: list[str] = []
+    quick = replace(options, budget=budget, work=here(sleeps))
+    [found] = Run(quick, lambda w, state, _: told.append(state)).all([all_workloads()["WIDE"]])
+    assert found == before == load(options.out)[0]
+    assert told[-1] == "measured before"
+
+
+def test_what_lacks_a_package_now_keeps_the_result_it_has(options, monkeypatch):
+    before = saved_by_a_run_that_was_out_of_time(options)
+    monkeypatch.setattr(Workload, "missing", lambda self: ["torchvision"])
+    assert Run(options, silent).all([all_workloads()["WIDE"]]) == [before] == load(options.out)
+
+
+@pytest.mark.parametrize("key", ["torch", "cpu"])
+def test_results_of_another_machine_or_version_are_not_completed(options, key):
+    saved_by_a_run_that_was_out_of_time(options)
+    work = Run(options, silent)
+    assert work.before(all_workloads()["WIDE"]) is not None
+    work.environment[key] = "another"
+    assert work.before(all_workloads()["WIDE"]) is None
+
+
+def test_a_cold_cache_is_empty_after_a_run_that_was_stopped(options):
+    work = Run(replace(options, cold=True, work=here(answers)), silent)
+    left = options.cache / "cold" / "WIDE.ours" / "fxgraph"
+    left.mkdir(parents=True)
+    process = work.start_probe(work.begin(all_workloads()["WIDE"]), "ours")
+    assert not left.exists()
+    process.kill("enough")
+
+
+def test_the_time_of_a_workload_begins_with_its_batch(options, monkeypatch):
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    quick = replace(options, probe=False, work=here(says_how_long), batch=1)
+    first, second = Run(quick, silent).all([all_workloads()["WIDE"], all_workloads()["EOS"]])
+    assert second.seconds < first.seconds + 1.0
+
+
+@pytest.mark.parametrize("budget, expected", [(None, 12.0), (100.0, 12.0), (17.0, 8.0), (10.0, 3.0)])
+def test_doubt_takes_no_time_from_those_that_are_timed_later(options, budget, expected):
+    """Of a budget of 17 seconds, 3 are this process's turn and 6 for the next workload."""
+    work = Run(replace(options, seconds=3.0, budget=budget), silent)
+    item = work.begin(all_workloads()["WIDE"])
+    item.timer = mock.Mock(ready=True)
+    item.timer.found.return_value = ({}, None)
+    work.timed(item, [], reserved=6.0)
+    [most, limit] = item.timer.go.call_args.args
+    assert most == pytest.approx(expected, abs=0.5)
+    assert most < limit
 
 
 def test_a_run_without_timing_keeps_what_it_has_when_time_is_up(options, monkeypatch):
@@ -131,6 +227,13 @@ def answers(arguments, gate) -> int:
         gate.wait()
     Path(arguments[arguments.index("--out") + 1]).write_text("{}")
     return 0
+
+
+def says_how_long(arguments, gate) -> int:
+    """Takes a while, and writes for how long it may time."""
+    time.sleep(1.5)
+    Path(arguments[arguments.index("--out") + 1]).with_suffix(".most").write_text(str(gate.wait()))
+    return answers(["probe", *arguments[1:]], gate)
 
 
 def ticks(arguments, gate) -> int:
@@ -571,6 +674,9 @@ def test_rounds_go_on_while_it_is_not_clear_whether_ours_is_slower(monkeypatch):
     clear = took()
     monkeypatch.setattr(measure, "in_doubt", lambda rounds: True)
     assert clear < 1.2 < 1.6 <= took()
+    started = time.perf_counter()
+    interleave([runner], Draw(setting), CPU, seconds=0.4, most=0.8)
+    assert 0.8 <= time.perf_counter() - started < 1.6
 
 
 @pytest.mark.parametrize(

@@ -68,17 +68,25 @@ def resources_table(main: Sequence[Result]) -> str:
 
 def unmeasured(main: Sequence[Result]) -> str:
     """Which variants lack memory or start-up, which come from a process of their own."""
-    lacking: dict[str, list[str]] = {}
+    names = (INDUCTOR.name, STOCK.name, OURS.name)
+    lacking: dict[str, dict[str, list[str]]] = {}
     for result in main:
-        for name in (INDUCTOR.name, STOCK.name, OURS.name):
+        for name in names:
             found = result.variants.get(name, VariantResult())
             what = [part for part, value in (("memory", found.memory), ("start-up", found.startup)) if value is None]
             if what:
                 why = ", which failed" if found.status == "failed" else ""
-                lacking.setdefault(" and ".join(what), []).append(f"{result.workload} ({VARIANTS[name].label}{why})")
+                lacking.setdefault(" and ".join(what), {}).setdefault(result.workload, []).append(
+                    f"{VARIANTS[name].label}{why}"
+                )
     if not lacking:
         return "Every variant has both."
-    listed = [f"{what}: {', '.join(names)}" for what, names in sorted(lacking.items())]
+    every = [VARIANTS[name].label for name in names]
+    listed = []
+    for what, workloads in sorted(lacking.items()):
+        whole = [workload for workload, labels in workloads.items() if labels == every]
+        some = [f"{workload} ({', '.join(labels)})" for workload, labels in workloads.items() if labels != every]
+        listed.append(f"{what}: {', '.join([*whole, *some])}")
     explanation = "Processes of their own that did not end within the run's time budget, or failed, told nothing."
     return "\n".join([f"Not measured: {'; '.join(listed)}.", explanation])
 

@@ -9,7 +9,7 @@ import torch
 from pygraph_inductor.driver.protocol import Driver
 
 _drivers: dict[torch.device, Driver] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # finalizers and signal handlers come here, too
 
 
 def driver_for(device: torch.device) -> Driver:

@@ -23,7 +23,7 @@ SMALL = 1 << 20  # bytes; what is larger comes from other segments (PyTorch's CU
 RandomState = list[tuple[torch.Generator, torch.Tensor]]
 
 
-_collection_lock = threading.Lock()
+_collection_lock = threading.RLock()  # finalizers and signal handlers come here, too
 _collection_holds: list[bool] = []  # one per open context, of all threads; the first knows whether to switch on again
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Function = Callable[..., Any]
-_lock = threading.Lock()
+_lock = threading.RLock()  # finalizers and signal handlers come here, too
 
 
 class _Switch:

@@ -139,8 +139,19 @@ class Entries:
         for key in [key for key, entry in self._by_key.items() if isinstance(entry, Chosen)]:
             self.retire(key)
 
+    def forget_kept(self) -> None:
+        """Give back what recordings keep for their next calls. Takes the lock itself."""
+        with self.lock:
+            recordings = self.recordings()
+        for recording in recordings.values():
+            for one in (recording, recording.copying):
+                if one is not None and one.launcher is not None:
+                    one.launcher.forget()
+
     def close_retired(self) -> None:
-        """Close what was retired. No lock may be held, not even this one: closing waits for other threads."""
+        """Close what was retired. No lock may be held, not even this one: closing waits for other threads. Nor may this
+        thread capture: destroying a graph breaks that, whoever's it is.
+        """
         with self.lock:
             retired, self.retired = self.retired, []
         later = [recording for recording in retired if not recording.close_unless_busy()]

@@ -15,6 +15,7 @@ import torch
 
 from pygraph_inductor.driver.protocol import Driver, Stopwatch
 from pygraph_inductor.recording.allowance import ALWAYS, BEHIND, Allowance, saved
+from pygraph_inductor.recording.amidst import Amidst
 from pygraph_inductor.recording.entries import ATTEMPTS, CROWDED, KEYS_PER_RECORDING, Chosen, Entries, Seen
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.given_up import GivenUp
@@ -56,6 +57,7 @@ class RecordedFunction:
         # What looks back at the choice of the plain call, by the int inputs of the calls it holds for.
         self._plain_by_choice: dict[tuple[int, ...], Watch | None] = {}
         self._given_up = GivenUp()
+        self._amidst = Amidst()
         # Sizes that the user has listed are all recorded.
         self._allowance = Allowance(facts.settings.free_recordings if facts.capture_sizes is None else ALWAYS)
         self._entries = Entries(facts.settings.max_recordings, self._log)
@@ -79,7 +81,12 @@ class RecordedFunction:
         return front
 
     def refresh(self) -> None:
-        """Bring the reported counts up to date."""
+        """Bring the reported counts up to date, unless this thread is amidst a call."""
+        if not self._amidst.is_here():
+            with self._amidst:
+                self._refresh()
+
+    def _refresh(self) -> None:
         with self._entries.lock:
             by_key = self._entries.recordings()
         for key, recording in by_key.items():
@@ -103,17 +110,19 @@ class RecordedFunction:
         """One call; consumes `inputs`. Raises what the function raises."""
         if self._refusal is not None:
             return self._plain(inputs, self._refusal)
+        if self._amidst.is_here():
+            return self._plain(inputs)
         if self._plain_by_choice and (numbers := numbers_of(inputs)) in self._plain_by_choice:
             return self._chosen_plain(inputs, numbers)
         if self._given_up.counts and self._given_up.skips(numbers_of(inputs)):
             return self._plain(inputs)
         if self._allowance.is_behind and self._allowance.skips(numbers_of(inputs)):
             return self._plain(inputs, _BEHIND)
-        with self._driver.guard():
+        with self._driver.guard(), self._amidst:
             try:
                 return self._call(inputs)
             finally:
-                if self._entries.retired:
+                if self._entries.retired and not self._driver.is_capturing():
                     self._entries.close_retired()
 
     def _call(self, inputs: list[Any]) -> Any:
@@ -323,20 +332,12 @@ class RecordedFunction:
             raise error
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError):
-            self._forget_kept()
+            error.with_traceback(None)  # it holds what the call has allocated until then
+            self._entries.forget_kept()
             self._driver.release_cached()
             reason = _NO_MEMORY  # torch's own text has another number in every call
         warn_once(self._facts, reason, "this call ran without a graph", _STRICT)
         return self._plain(inputs, Refusal(reason))
-
-    def _forget_kept(self) -> None:
-        """Give back what recordings keep for their next calls."""
-        with self._entries.lock:
-            recordings = self._entries.recordings()
-        for recording in recordings.values():
-            for one in (recording, recording.copying):
-                if one is not None and one.launcher is not None:
-                    one.launcher.forget()
 
     # -- whether the graph pays
 
@@ -522,7 +523,7 @@ class RecordedFunction:
         watch = self._plain_by_choice.get(numbers)
         if watch is None or not watch.is_due():
             return self._plain(inputs)
-        with self._driver.guard():
+        with self._driver.guard(), self._amidst:
             stopwatch = None
             try:
                 if not self._driver.is_capturing():

@@ -32,7 +32,7 @@ class Share:
         self.nbytes = 0
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # finalizers and signal handlers come here, too
 _shares: weakref.WeakSet[Share] = weakref.WeakSet()
 
 

@@ -100,7 +100,7 @@ class ScratchPool:
         """There is no other capture."""
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # finalizers and signal handlers come here, too
 _pools: weakref.WeakValueDictionary[tuple[Any, Any], Pool] = weakref.WeakValueDictionary()
 
 

@@ -162,9 +162,15 @@ def record(request: Request) -> Attempt:
     cause = unwatched.__cause__ or unwatched
     if request.facts.settings.strict:
         raise cause
+    attempt = Attempt(None, refusal=Refusal(f"the call could not be watched: {_first_line(cause)}", passing=True))
+    if was_tried := isinstance(unwatched, NotSeen):
+        attempt.result = unwatched.result
+    # They hold what was allocated until then, which a plain call may need, and this frame with the caller's tensors.
+    del unwatched, cause
     request.driver.release_cached()
-    refusal = Refusal(f"the call could not be watched: {_first_line(cause)}", passing=True)
-    return Attempt(unwatched.result if isinstance(unwatched, NotSeen) else _plain_call(request)(), refusal=refusal)
+    if not was_tried:
+        attempt.result = _plain_call(request)()
+    return attempt
 
 
 def _bytes_needed_and_allowed(request: Request) -> tuple[int, int]:

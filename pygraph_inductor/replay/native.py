@@ -53,7 +53,7 @@ _DRIVER = (
     libcuda.Fill.setter,
 )
 _NATIVE_KINDS = {"python": 3}  # launcher.c: enum NodeKind; the others come from the driver
-_lock = threading.Lock()
+_lock = threading.RLock()  # finalizers and signal handlers come here, too
 _modules: list[Any] = []  # the compiled module, or None after a failure
 
 

@@ -180,7 +180,7 @@ class Named(Protocol):
     def source(self) -> str: ...
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # finalizers and signal handlers come here, too
 _functions: deque[tuple[FunctionFacts, weakref.WeakMethod[Any] | None]] = deque(maxlen=LIMIT)
 _graphs: deque[GraphFacts] = deque(maxlen=LIMIT)
 _warned: dict[tuple[str, str, str], None] = {}  # insertion-ordered, so that the oldest can be forgotten
@@ -254,7 +254,7 @@ def warn_once(facts: Named, what_happened: str, what_we_did: str, knob: str = ""
 
 def _fresh_lock() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 # Another thread may hold the lock at the moment of a fork; in the child nobody would ever release it.

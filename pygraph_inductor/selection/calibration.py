@@ -25,7 +25,7 @@ from pygraph_inductor.selection.cost_model import Coefficients
 LOGGER = logging.getLogger("pygraph_inductor")
 FORMAT = 3  # what cases that took turns differed by
 _PATIENCE = 5.0  # seconds to wait for another process that writes
-_lock = threading.Lock()
+_lock = threading.RLock()  # finalizers and signal handlers come here, too
 _known: dict[tuple[str | None, str], Coefficients] = {}
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 
 import pytest
 import torch
 
 from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.recording import trial
+from pygraph_inductor.replay import player
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import F32, HandWritten, check, same_bits
 
@@ -127,6 +130,83 @@ def test_out_of_memory_for_an_output_is_answered_plainly(own):
     own.empty = once
     check(function, lambda: [randn()], calls=3, replays=2 + 2)
     assert calls and any("out of memory" in reason for reason in function.log.reasons)
+
+
+def test_a_plain_call_has_the_memory_of_the_replay_that_ran_out_of_it(own, monkeypatch):
+    """The exception must not hold what had been allocated until then: the plain call may need just that."""
+    function = HandWritten(body, own, native=False)
+    aligned = lambda: [randn(80)[16:]]
+    check(function, aligned, calls=4)
+    made, held = [], []
+    empty, run = own.empty, function.function._run
+
+    def noted(size, stride, dtype):
+        tensor = empty(size, stride, dtype)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    def short(*_):
+        raise torch.OutOfMemoryError("no memory for an aligned copy")
+
+    def plain(inputs):
+        held.append([ref() is not None for ref in made])
+        return run(inputs)
+
+    monkeypatch.setattr(player, "aligned_buffer", short)
+    own.empty, function.function._run = noted, plain
+    check(function, lambda: [randn(65)[1:]], calls=1, replays=2)
+    assert held == [[False]], "an output of the replay"
+
+
+def test_a_plain_call_has_the_memory_of_a_trial_that_could_not_be_tried(own, monkeypatch):
+    def short(tensors):
+        raise torch.OutOfMemoryError("no memory for a digest")
+
+    made, held = [], []
+
+    class Noted(trial.Kept):
+        def __init__(self, tensors):
+            super().__init__(tensors)
+            made.append(weakref.ref(self))
+
+    def writing(names, x):
+        held.append([ref() is not None for ref in made])
+        x.add_(1)
+        return (x,)
+
+    monkeypatch.setattr(trial, "digests", short)
+    monkeypatch.setattr(trial, "Kept", Noted)
+    function = HandWritten(writing, own, mutated_inputs=frozenset({0}))
+    function(randn())
+    x = randn()
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        function(x)
+        del x
+        assert alive() is None, "a cycle holds what the call was about"
+    finally:
+        gc.enable()
+    assert held == [[], [False]]
+
+
+def test_nothing_is_closed_amidst_a_capture_of_the_users(own):
+    """Destroying a graph breaks a capture of the same thread. What another thread has just retired can wait."""
+    function = HandWritten(body, own)
+    check(function, lambda: [randn()], calls=4)
+    (recording,) = function.recordings
+    with function.function._entries.lock:
+        function.function._entries.retire(next(iter(function.function._entries)))
+    closed = []
+
+    def users():
+        function(randn())
+        closed.append(recording.closed)
+
+    own.capture(users, own.new_pool(), {})
+    assert closed == [False]
+    function(randn())
+    assert recording.closed
 
 
 # Streams

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def returned_values(work: Work, captured: Captured) -> tuple[Returned, ...]:
     for position, value in enumerate(values):
         earlier = next((other for other in range(position) if _same_object(values[other], value)), None)
         entries.append(Again(earlier) if earlier is not None else sources.entry(position, value))
-    return tuple(entries)
+    return with_versions(entries, values, captured.arguments)
 
 
 def made_as_returned(
@@ -54,6 +55,44 @@ def made_as_returned(
         if entry.view.dtype == base.dtype and entry.view.span == base.span:
             entries[place], made[entry.position] = FromAllocation(entry.position, None, 0), entry.view
     return tuple(entries), tuple(made)
+
+
+def with_versions(entries: Sequence[Returned], values: Sequence[Any], arguments: Sequence[Any]) -> tuple[Returned, ...]:
+    """The entries, saying which views share a version counter with what they are views of. Raises `CannotReturn`.
+
+    Views that generated code makes have counters of their own; those that operators make share one (of other dtypes, of
+    complex numbers). By it autograd notices that a tensor it has saved was written to through another one.
+    """
+    result = list(entries)
+    shown: dict[tuple[type, int], dict[int, FromInput | FromAllocation]] = {}
+    for place, entry in enumerate(entries):
+        if isinstance(entry, (FromInput, FromAllocation)):
+            shown.setdefault((type(entry), entry.position), {})[place] = entry
+    for (kind, source), places in shown.items():
+        views = {place: entry for place, entry in places.items() if entry.view is not None}
+        bases = [arguments[source]] if kind is FromInput else [values[place] for place in places if place not in views]
+        groups = _by_version([*bases, *(values[place] for place in views)])
+        if len(groups) > 1 or (groups and bases and groups[0][0] is not bases[0]):
+            raise CannotReturn(f"output {min(places)} shares its version with some views of its memory, not with all")
+        for place, view in views.items():
+            if any(values[place] is tensor for group in groups for tensor in group):
+                result[place] = replace(view, shares_version=True)
+    return tuple(result)
+
+
+def _by_version(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Those that share version counters, in groups of two or more."""
+    left = [tensor for tensor in tensors if not tensor.is_inference()]
+    groups = []
+    while len(left) > 1:
+        before = [tensor._version for tensor in left]
+        torch.autograd.graph.increment_version(left[0])
+        moved = [tensor._version != version for tensor, version in zip(left, before, strict=True)]
+        group = [tensor for tensor, one in zip(left, moved, strict=True) if one]
+        left = [tensor for tensor, one in zip(left, moved, strict=True) if not one]
+        if len(group) > 1:
+            groups.append(group)
+    return groups
 
 
 def _same_object(one: Any, other: Any) -> bool:
@@ -96,6 +135,7 @@ class _Sources:
             number = self._foreign[position]
             # Two positions are two objects (`Again` aside), so only one of them can be the buffer itself.
             whole = self._buffer_layouts[number] == Layout.of(value) and number not in self._whole
+            whole = whole and not value._is_view()
             if whole:
                 self._whole.add(number)
             return FromAllocation(number, None if whole else Layout.of(value), _start(value))

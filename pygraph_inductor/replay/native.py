@@ -376,16 +376,17 @@ def _put_returned(writer: _Writer, entry: Returned, plan: Plan, inputs: Sequence
     kind: int
     constant: Any = None
     dtype: torch.dtype | None = None
+    shares = False  # its version, which no view made in C does
     match entry:
-        case FromAllocation(position, view, offset):
+        case FromAllocation(position, view, offset, shares):
             kind, dtype = (2 if view else 0), plan.allocations[position].layout.dtype
-        case FromInput(position, view, offset):
+        case FromInput(position, view, offset, shares):
             kind, dtype = (3 if view else 1), getattr(inputs[position], "dtype", None)
         case FromConstant(constant):
             kind, position, view, offset = 4, 0, None, 0
         case Again(position):
             kind, view, offset = 5, None, 0
-    if view is not None and (view.dtype != dtype or offset % view.dtype.itemsize):
+    if view is not None and (shares or view.dtype != dtype or offset % view.dtype.itemsize):
         raise _NotNative
     writer.put(kind, position, offset // view.dtype.itemsize if view is not None else 0)
     writer.put_object(constant)

@@ -85,6 +85,7 @@ class FromInput:
     position: int
     view: Layout | None
     offset: int
+    shares_version: bool = False  # as views of the dispatcher do, and those that generated code makes do not
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class FromAllocation:
     position: int
     view: Layout | None
     offset: int
+    shares_version: bool = False
 
 
 @dataclass(frozen=True)

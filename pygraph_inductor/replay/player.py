@@ -229,12 +229,12 @@ def _build(entry: Returned, inputs: Sequence[Any], fresh: Sequence[torch.Tensor]
     match entry:
         case FromAllocation(position, None):
             return fresh[position]
-        case FromAllocation(position, Layout() as view, offset):
-            return _view(fresh[position], view, offset)
+        case FromAllocation(position, Layout() as view, offset, shares):
+            return (_view_with_version if shares else _view)(fresh[position], view, offset)
         case FromInput(position, None):
             return inputs[position]
-        case FromInput(position, Layout() as view, offset):
-            return _view(inputs[position], view, offset)
+        case FromInput(position, Layout() as view, offset, shares):
+            return (_view_with_version if shares else _view)(inputs[position], view, offset)
         case FromConstant(value):
             return value
         case Again(position):
@@ -258,3 +258,12 @@ def _view(base: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
     start = base.storage_offset() * base.itemsize + offset
     view = torch.empty(0, dtype=layout.dtype, device=base.device)
     return view.set_(base.untyped_storage(), start // layout.dtype.itemsize, layout.size, layout.stride)
+
+
+def _view_with_version(base: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
+    """What a view of the dispatcher is: a write to one of them is a write to the other for autograd, too."""
+    start = (base.storage_offset() * base.itemsize + offset) // layout.dtype.itemsize
+    if layout.dtype != base.dtype:
+        whole = base.untyped_storage().nbytes() // layout.dtype.itemsize * layout.dtype.itemsize
+        base = base.as_strided((whole // base.itemsize,), (1,), 0).view(layout.dtype)
+    return base.as_strided(layout.size, layout.stride, start)

@@ -246,6 +246,44 @@ def test_outputs_modified_before_the_backward_are_noticed():
             (y.sum() + z.sum()).backward()
 
 
+VIEWS = {
+    "another dtype": lambda x: (y := x * 2, y.view(torch.int32)),
+    "real numbers": lambda x: (z := torch.fft.fft(x), torch.view_as_real(z)),
+    "complex numbers": lambda x: (z := torch.view_as_complex(x.view(-1, 2)) * 2, z[1:]),
+}
+
+
+@pytest.mark.parametrize("views", VIEWS)
+def test_writes_through_another_output_are_noticed(views):
+    """What autograd saved of the one is no longer what it was; no gradient is right after that."""
+    call = compiled(VIEWS[views])
+    weight = torch.ones((), requires_grad=True)
+    for _ in range(CALLS):
+        with torch.no_grad():
+            first, second = call(randn(8))
+        result = (first * weight).abs().sum()
+        second.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.backward()
+    assert pygraph_inductor.report().functions[-1].replays == CALLS - 2
+
+
+def test_writes_to_what_a_saved_view_shows_are_noticed():
+    """The backward gets a view of an output: without its version, gradients would be of other numbers, silently."""
+
+    def function(x, weight):
+        spectrum = torch.fft.fft(x @ weight)
+        return spectrum, torch.view_as_real(spectrum).sin()
+
+    call = compiled(function)
+    for _ in range(CALLS):
+        spectrum, sines = call(randn(4, 8), randn(8, 8).requires_grad_())
+        spectrum.detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            sines.sum().backward()
+    assert pygraph_inductor.report().functions[-1].replays == CALLS - 2
+
+
 def test_threads_of_one_function():
     weight = randn(16, 16)
     call = compiled(lambda x: (x @ weight).relu().cumsum(0))

@@ -249,6 +249,70 @@ def test_bits_seen_as_another_dtype(native):
     check(HandWritten(body, native=native), make)
 
 
+def sharing(values):
+    """For each value, which of them a write to it is a write to, as autograd sees it."""
+    groups = []
+    for value in values:
+        before = [other._version for other in values]
+        torch.autograd.graph.increment_version(value)
+        groups.append([other._version != old for other, old in zip(values, before, strict=True)])
+    return groups
+
+
+def of_another_dtype(names, x):
+    out = empty(names)
+    names["cpp_fused_0"](out, x)
+    return (out, torch.ops.aten.view.dtype(out, torch.int32), torch.ops.aten.view.dtype(out, torch.uint8)[3:9])
+
+
+def of_wider_elements(names, x):
+    out = empty(names, 64, torch.int16)
+    names["cpp_fused_0"](out, x)
+    return (torch.ops.aten.view.dtype(out, torch.float64)[1:], out, names["reinterpret_tensor"](out, (8,), (2,), 1))
+
+
+def of_an_allocation_that_is_not_returned(names, x):
+    out = empty(names)
+    names["cpp_fused_0"](out, x)
+    return (out[3:], out.view(8, 8).t(), names["reinterpret_tensor"](out, (8,), (2,), 1))
+
+
+def of_complex_numbers(names, x):
+    spectrum = torch.ops.aten._fft_r2c.default(x, [0], 0, True)
+    return (torch.ops.aten.view_as_real.default(spectrum), spectrum, spectrum[1:])
+
+
+def of_an_input(names, x):
+    return (x[1:], names["reinterpret_tensor"](x, (8,), (2,), 1), torch.ops.aten.view.dtype(x, torch.int16), x + 1)
+
+
+def of_two_views_in_two_groups(names, x):
+    out = empty(names)
+    names["cpp_fused_0"](out, x)
+    other = names["reinterpret_tensor"](out, (8, 8), (8, 1), 0)
+    return (out, out[1:], other[1:], other[2:])
+
+
+@pytest.mark.parametrize(
+    "body, replays",
+    [
+        (of_another_dtype, 4),
+        (of_wider_elements, 4),
+        (of_an_allocation_that_is_not_returned, 4),
+        (of_complex_numbers, 4),
+        (of_an_input, 4),
+        (of_two_views_in_two_groups, 0),
+    ],
+)
+def test_views_share_their_versions_as_in_the_plain_call(native, body, replays):
+    """By that, autograd notices that what it has saved was written to through another view."""
+    function = HandWritten(body, native=native)
+    check(function, make, replays=replays)
+    for inputs in (make(), torch.randn(80)[16:].split(64)):
+        got, want = function(*inputs), function.run(list(inputs))
+        assert sharing([*inputs, *got]) == sharing([*inputs, *want])
+
+
 def test_views_made_by_views_of_autograd_are_as_in_the_plain_call(native):
     function = recorded(lambda names, x: (x[1:], x.view(8, 8)), native)
     for call in (function.run, lambda inputs: function(*inputs)):

@@ -289,6 +289,9 @@ class CudaDriver:
                 raise RuntimeError("the stream of the last replay is being captured")
         self.current_stream().wait_stream(stream)
 
+    def share(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(self.current_stream())
+
     def random_state(self, generators: Sequence[torch.Generator] = ()) -> RandomState:
         watched = (torch.cuda.default_generators[self._index], *generators)
         return [(generator, generator.get_state()) for generator in watched]

@@ -281,6 +281,9 @@ class Driver(Protocol):
     def follow(self, stream: Any) -> None:
         """Make the current stream wait for what was submitted to `stream` so far."""
 
+    def share(self, tensor: torch.Tensor) -> None:
+        """The current stream uses it, too: once freed, it is not given out again before that stream is done with it."""
+
     def random_state(self, generators: Sequence[torch.Generator] = ()) -> RandomState:
         """The state of the device's default generator and of `generators`."""
 

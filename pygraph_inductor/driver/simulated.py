@@ -198,6 +198,8 @@ class SimulatedDriver:
         self.clock: Callable[[], Stopwatch] | None = None
         # (the stream that waits, the stream it waits for), in order: what `follow` was asked.
         self.waits: list[tuple[Hashable, Hashable]] = []
+        # (the stream, the address of the tensor), in order: what `share` was told.
+        self.shared: list[tuple[Hashable, int]] = []
 
     def guard(self) -> Any:
         return contextlib.nullcontext()
@@ -291,6 +293,9 @@ class SimulatedDriver:
 
     def follow(self, stream: Hashable) -> None:
         self.waits.append((_thread.stream, stream))
+
+    def share(self, tensor: torch.Tensor) -> None:
+        self.shared.append((_thread.stream, tensor.data_ptr()))
 
     def random_state(self, generators: Sequence[torch.Generator] = ()) -> RandomState:
         return [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from pygraph_inductor.driver.protocol import Driver, Graph
 
 
@@ -30,6 +32,8 @@ class Pool:
         self._handle: Any = None
         self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self._kept: list[Any] = []
+        # By identity: what the player and the graphs copy to and from.
+        self._buffers: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
@@ -66,6 +70,13 @@ class Pool:
         """Let these live as long as the pool: its graphs may mention memory that was captured with them."""
         self._kept.append(graphs)
 
+    def note_buffer(self, buffer: torch.Tensor) -> None:
+        """Note memory outside of the pool that its graphs mention, allocated on the current stream.
+
+        The allocator would give it out again on that stream while a replay on another one still uses it.
+        """
+        self._buffers[id(buffer)] = buffer
+
     def renew(self) -> None:
         """After a broken capture: the next ones go to new memory, the recordings made so far keep theirs."""
         self._handle = None
@@ -76,6 +87,8 @@ class Pool:
         stream = self._driver.current_stream()
         if stream != self._last_stream:
             self._driver.follow(self._last_stream)
+            for buffer in list(self._buffers.values()):
+                self._driver.share(buffer)
             self._last_stream = stream
             self.stream_word.value = self._driver.stream_id(stream)
 

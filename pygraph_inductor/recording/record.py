@@ -427,11 +427,15 @@ def _try_with(
 
 def _buffers(work: Work, numbers: Collection[int]) -> dict[int, torch.Tensor]:
     """Memory for these places at which the graph finds them in every replay."""
+    assert isinstance(work.pool, Pool)
     with torch.inference_mode(False):  # as for stand-ins: inference tensors have no versions
-        return {
+        buffers = {
             number: aligned_buffer(work.driver, work.places[number].layout, work.places[number].residue)
             for number in sorted(numbers)
         }
+    for buffer in buffers.values():
+        work.pool.note_buffer(buffer)
+    return buffers
 
 
 def _inside(work: Work, request: Request, number: int, buffer: torch.Tensor) -> Inside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pygraph_inductor
 from tests.gpu.comparing import DEVICE, Counting, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +142,30 @@ def test_side_stream_consumes_an_output_that_is_dropped() -> None:
     torch.cuda.synchronize()
     assert total.item() == 2 * sum(range(20))
     counting.expect(replays=17)
+
+
+def test_buffers_of_a_graph_that_is_gone_before_another_stream_comes_to_it() -> None:
+    """What a graph copies to and from is memory of the stream that recorded, which gets it back too early."""
+    home, away = torch.cuda.Stream(), torch.cuda.Stream()
+    x = torch.full((1 << 20,), 3.0, device=DEVICE)
+    torch.cuda.synchronize()
+    with pygraph_inductor.config.patch(engine="copy"):
+        call, counting = compiled(lambda x: x * 2 + 1), Counting()
+        with torch.cuda.stream(home):
+            for _ in range(4):
+                call(x)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(away):
+            torch.cuda._sleep(1 << 29)  # a fraction of a second
+            y = call(x)
+        counting.expect(replays=3)
+    del call
+    torch._dynamo.reset()
+    gc.collect()
+    with torch.cuda.stream(home):
+        others = [torch.full((1 << 20,), -1.0, device=DEVICE) for _ in range(16)]
+    torch.cuda.synchronize()
+    assert bool((y == 7).all()) and all(bool((one == -1).all()) for one in others)
 
 
 FORKING = """

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording import trial
 from pygraph_inductor.replay import player
@@ -31,7 +32,8 @@ def randn(n=64):
 
 @pytest.fixture
 def own():
-    """A driver that nobody else uses."""
+    """A driver that nobody else uses; nor does garbage hold pools of another one, which are known by their streams."""
+    gc.collect()
     return SimulatedDriver()
 
 
@@ -244,6 +246,32 @@ def test_recordings_of_one_pool_wait_for_each_other_across_streams(own):
     with own.stream("first"):
         other(randn())
     assert own.waits == [("second", "first"), ("first", "second")]
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["by the graph", "by the player"])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_stream_that_takes_over_shares_the_buffers_of_copies(own, native, refused):
+    """Their memory is of the stream that recorded. It may be freed while the other one still has a replay to run."""
+    if refused:
+        own.faults.refuses = lambda node: node.kind is NodeKind.MEMCPY
+    function, other = (HandWritten(body, own, native=native, settings=Settings(engine="copy")) for _ in range(2))
+    with own.stream("first"):
+        check(function, lambda: [randn()], calls=3)
+        check(other, lambda: [randn()], calls=3)
+    assert not own.shared, "nobody else has used it"
+    players = [one.recordings[0].player for one in (function, other)]
+    buffers = [buffer.data_ptr() for one in players for buffer in (one._staging or one._inside).values()]
+    assert len(buffers) == 4
+    with own.stream("second"):
+        check(function, lambda: [randn()], calls=2, replays=3)
+        check(other, lambda: [randn()], calls=2, replays=3)  # the launcher in C need not ask whose stream it is
+    assert sorted(own.shared) == sorted(("second", buffer) for buffer in buffers)
+    del other, players
+    gc.collect()
+    own.shared.clear()
+    with own.stream("first"):
+        function(randn())
+    assert len(own.shared) == 2, "those that are gone are nobody's any more"
 
 
 # Threads

@@ -199,11 +199,18 @@ static int same_constant(PyObject *value, PyObject *constant)
     return equal == 1;
 }
 
+/* An interrupt is no failure of ours: it stays set, and whoever sees that something failed passes it on. */
+static void forget_failure(void)
+{
+    if (PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear();
+}
+
 static int call_quietly(PyObject *callable, PyObject *argument, int *answer)
 {
     PyObject *result = argument ? PyObject_CallOneArg(callable, argument) : PyObject_CallNoArgs(callable);
     if (!result) {
-        PyErr_Clear();
+        forget_failure();
         return 0;
     }
     *answer = result == Py_True;
@@ -419,7 +426,7 @@ static Status update_node(const Launcher *self, const Node *node)
     default: {
         PyObject *done = PyObject_CallNoArgs(node->update);
         if (!done) {
-            PyErr_Clear();
+            forget_failure();
             return 1;
         }
         Py_DECREF(done);
@@ -566,7 +573,7 @@ static void unlock(Launcher *self)
     PyErr_Restore(type, value, traceback);
 }
 
-/* 1 and a result; 0: not for us, nothing happened; -1: an exception after the launch. */
+/* 1 and a result; 0: not for us, nothing happened; -1: an exception after the launch, or an interrupt. */
 static int try_launch(Launcher *self, PyObject *list, PyObject **result)
 {
     int locked = 0, keeps = 0;
@@ -579,7 +586,7 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
     }
     /* Another thread may be between its update and its launch: the launch gives up the interpreter's lock. */
     if (self->closed || !on_the_usual_stream(self) || !call_quietly(self->acquire, Py_False, &locked) || !locked)
-        return 0;
+        return PyErr_Occurred() ? -1 : 0;
     if (*self->busy) { /* by this very thread: a finalizer or a signal handler called a compiled function */
         unlock(self);
         return 0;
@@ -589,7 +596,7 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
     account(self, PHASE_ACCEPT);
     if (ready) {
         keeps = may_keep(self);
-        ready = allocate_outputs(self, keeps);
+        ready = !PyErr_Occurred() && allocate_outputs(self, keeps);
         account(self, PHASE_ALLOCATE);
     }
     if (ready && self->closed) { /* by the end of what was kept: its graph may be gone */
@@ -601,17 +608,15 @@ static int try_launch(Launcher *self, PyObject *list, PyObject **result)
         ready = 0;
     }
     account(self, PHASE_TELL);
-    if (ready) {
-        *result = launch(self, list, keeps);
-        if (!*result)
-            drop_made(self);
-    }
+    *result = ready ? launch(self, list, keeps) : NULL;
+    if (ready && !*result)
+        drop_made(self);
     self->in_call = 0;
     if (self->closed)
         drop_kept(self);
     *self->busy = 0;
     unlock(self);
-    return !ready ? 0 : *result ? 1 : -1;
+    return *result ? 1 : PyErr_Occurred() ? -1 : 0;
 }
 
 /* ---- a launcher from its program: a stream of int64 that native.py writes */

@@ -10,6 +10,7 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor.driver.protocol import NodeKind
+from pygraph_inductor.replay import native
 from pygraph_inductor.settings import Settings
 from tests.simulated.hand_written import F32, HandWritten, check
 
@@ -83,6 +84,42 @@ def test_interrupt_inside_the_capture(driver, caplog):
     check(function, make, calls=4, replays=3)
     assert not warnings(caplog)
     expect_others_replay(driver)
+
+
+def interrupted_once(function):
+    came = []
+
+    def call(*args):
+        if not came:
+            came.append(None)
+            raise KeyboardInterrupt
+        return function(*args)
+
+    return call
+
+
+INTERRUPTIONS = {
+    "asking for the stream": lambda driver: (driver, "current_stream"),
+    "asking who sees what is saved": lambda driver: (torch, "is_inference_mode_enabled"),
+    "updating a node": lambda driver: (driver.faults, "refuses"),
+}
+
+
+@pytest.mark.skipif(native.module() is None, reason="there is no launcher in C")
+@pytest.mark.parametrize("during", INTERRUPTIONS)
+def test_interrupt_inside_the_launcher(driver, caplog, during, monkeypatch):
+    """It comes wherever Python code runs. It is the user's, and nothing is left half done."""
+    body = lambda names, x: (*doubled(names, x), *doubled(names, x))
+    function = HandWritten(body, driver, kind="forward", visible_outputs=frozenset({0}))
+    check(function, make, calls=4)
+    calls = function.recordings[0].launcher.counts()[0]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        place, name = INTERRUPTIONS[during](driver)
+        patch.setattr(place, name, interrupted_once(getattr(place, name)))
+        function(*make())
+    assert not function.recordings[0].pool.busy_word.value
+    check(function, make, calls=3, replays=2 + 3)
+    assert function.recordings[0].launcher.counts()[0] > calls and not warnings(caplog)
 
 
 def test_reading_on_the_host_inside_the_capture(driver, caplog):

@@ -51,13 +51,13 @@ class MappedRange:
             access.location = properties.location
             access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
             checked(cu.cuMemSetAccess(self.address, self.nbytes, [access], 1))
-            checked(cu.cuMemsetD8(self.address, fill, block))
+            self.refill()
         except BaseException:
             self.close()
             raise
 
     def refill(self) -> None:
-        """Fill the block again, in the order of the current stream."""
+        """Fill the block (again), in the order of the current stream: that is where replays read it."""
         cu = bindings()
         stream = torch.cuda.current_stream(self._device).cuda_stream
         checked(cu.cuMemsetD8Async(self.address, self._fill, self._block_bytes, stream))

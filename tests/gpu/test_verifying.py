@@ -63,6 +63,17 @@ def test_soiling_takes_no_memory_for_a_pool_of_the_users() -> None:
     assert torch.cuda.memory_reserved() - before <= 32 << 20
 
 
+def test_stand_ins_hold_what_they_shall_while_other_streams_are_busy() -> None:
+    """Verification runs on the caller's stream, and a kernel that reads a stand-in must find an index that is valid."""
+    driver = driver_for(torch.device("cuda", torch.cuda.current_device()))
+    torch.cuda._sleep(1 << 29)  # a fraction of a second, on the default stream
+    with torch.cuda.stream(torch.cuda.Stream()):
+        reserved = driver.reserve(4096, 0x3F)
+        tensor = driver.tensor_at(reserved.address, 4096, (4096,), (1,), torch.uint8)
+        assert bool((tensor == 0x3F).all())
+        reserved.close()
+
+
 _EXPANDABLE = """
 import torch
 from pygraph_inductor.driver.devices import driver_for

@@ -17,6 +17,10 @@ import torch
 
 from pygraph_inductor.driver.protocol import Driver, Graph
 
+# Seconds until who waits for the lock looks what it is held for. Most waiting is over before: plain calls that draw
+# random numbers had better not come between those that are compared.
+_PATIENCE = 0.25
+
 
 class Pool:
     """The memory behind the intermediates of all recordings of one stream."""
@@ -26,6 +30,7 @@ class Pool:
         self._driver = driver
         # The last stream's number, where launchers can see it.
         self.stream_word = ctypes.c_uint64(driver.stream_id(stream))
+        self._running = 0
         # 1 while somebody records or replays, where launchers can see it.
         self.busy_word = ctypes.c_uint64(0)
         self._last_stream = stream
@@ -41,8 +46,13 @@ class Pool:
 
         It is not where this thread is recording or replaying already: a finalizer, a signal handler or an operator
         called a compiled function. Updating a graph between another call's update and its launch would redirect that.
+        Nor where the thread that has the lock runs a function: its operators may wait for this one (autograd's, say).
         """
-        with self.lock:
+        while not self.lock.acquire(timeout=_PATIENCE):
+            if self._running:
+                yield False
+                return
+        try:
             if self.busy_word.value:
                 yield False
                 return
@@ -51,6 +61,17 @@ class Pool:
                 yield True
             finally:
                 self.busy_word.value = 0
+        finally:
+            self.lock.release()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a function that is run plainly while the lock is held."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
 
     def handle(self) -> Any:
         """Where the next capture allocates. Memory that no graph uses any more must not be captured into again."""

@@ -84,11 +84,10 @@ class Recording:
 
     def close_unless_busy(self) -> bool:
         """Close it, where this thread is not amidst a call of its pool: a finalizer may have come here from there."""
-        with self.pool.lock:
-            if self.pool.busy_word.value:
-                return False
-            self.close()
-            return True
+        with self.pool.turn() as ours:
+            if ours:
+                self.close()
+            return ours
 
     def replayed_in_python(self) -> None:
         """Count a replay that the launcher did not make."""
@@ -246,20 +245,25 @@ def _first_line(error: BaseException) -> str:
 
 
 def _trial(request: Request) -> Trial:
-    return run_trial(
-        request.run,
-        request.facts,
-        request.driver,
-        request.inputs,
-        request.call,
-        request.checked,
-        request.written,
-    )
+    with request.pool.running():
+        return run_trial(
+            request.run,
+            request.facts,
+            request.driver,
+            request.inputs,
+            request.call,
+            request.checked,
+            request.written,
+        )
 
 
 def _plain_call(request: Request) -> Callable[[], Any]:
-    seeds = request.facts.attention_seeds
-    return lambda: run_plainly(request.run, list(request.inputs), request.checked, request.written, seeds)
+    def call() -> Any:
+        with request.pool.running():
+            seeds = request.facts.attention_seeds
+            return run_plainly(request.run, list(request.inputs), request.checked, request.written, seeds)
+
+    return call
 
 
 def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -> None:

@@ -347,6 +347,28 @@ def test_eviction_while_another_thread_replays(own):
     assert len(function.recordings) <= 1
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_an_operator_waits_for_a_thread_that_calls_another_function(own, native):
+    """As one that computes gradients does: autograd's threads call compiled backwards."""
+    inner = HandWritten(body, own, native=native)
+    check(inner, lambda: [randn()], calls=4)
+    numbers = []
+
+    def waiting(names, x):
+        if not own.is_capturing():
+            thread = threading.Thread(target=lambda: numbers.append(inner(x)), daemon=True)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive(), "it waits for the thread that waits for it"
+            assert same_bits(numbers[-1][0], inner.run([x])[0])
+        return (x + len(numbers) * (not own.is_capturing()),)  # the replay is wrong, so plain calls are repeated
+
+    outer = HandWritten(waiting, own, native=native)
+    for _ in range(3):
+        outer(randn())
+    assert len(numbers) > 4
+
+
 def test_another_function_is_called_while_one_is_captured(own):
     """Captures are of one thread: what others run meanwhile is neither captured nor disturbed."""
     inside, done = threading.Event(), threading.Event()

@@ -69,6 +69,14 @@ def attention(operator: Any) -> Callable[..., torch.Tensor]:
     return lambda q, k, v: operator(q, k, v, *bias)[0]
 
 
+def in_its_own_scraps(x: torch.Tensor) -> torch.Tensor:
+    """What is returned lies where something larger lay within the same call."""
+    larger = torch.cat([x, x * 2, x * 3])
+    total = larger.sum(0)
+    del larger
+    return torch.add(x, total[0])
+
+
 FAMILIES = [
     # cuBLAS and cuBLASLt
     family("mm_bf16", "aten", torch.mm, lambda: (random(512, 256), random(256, 1024))),
@@ -239,6 +247,12 @@ FAMILIES = [
         "opaque",
         opaque("row_sums", "(Tensor x) -> Tensor", lambda x: x.sum(-1)),
         lambda: (random(64, 4096),),
+    ),
+    family(
+        "in_its_own_scraps",
+        "opaque",
+        opaque("in_its_own_scraps", "(Tensor x) -> Tensor", in_its_own_scraps, like_first),
+        lambda: (exact(512, 1024),),
     ),
     # copies and fills: MEMCPY and MEMSET nodes
     family(

@@ -131,6 +131,27 @@ def test_writes_behind_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert function.recordings[0].log.slots == {"copy": 3}
 
 
+def test_an_operator_that_returns_memory_of_its_own_scraps_is_right() -> None:
+    """Nothing tells the scraps from the output, which are larger: verification sees what that leads to."""
+
+    def untidy(x: torch.Tensor) -> torch.Tensor:
+        larger = torch.cat([x, x * 2, x * 3])
+        total = larger.sum(0)
+        del larger
+        return torch.add(x, total)
+
+    name = "pygraph_tests_simulated::in_its_own_scraps"
+    operator = torch.library.custom_op(name, untidy, mutates_args=(), schema="(Tensor x) -> Tensor")
+    operator.register_fake(torch.empty_like)
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        doubled = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
+        namespace["cpp_fused_0"](doubled, x)
+        return [torch.ops.pygraph_tests_simulated.in_its_own_scraps.default(doubled)]
+
+    check(HandWritten(body), random)
+
+
 def test_who_made_a_storage_is_known_whoever_wrote_to_it() -> None:
     counted = iter(range(100))
     operators = Operators(lambda: next(counted))

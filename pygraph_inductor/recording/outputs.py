@@ -34,7 +34,9 @@ def returned_values(work: Work, captured: Captured) -> tuple[Returned, ...]:
     for position, value in enumerate(values):
         earlier = next((other for other in range(position) if _same_object(values[other], value)), None)
         entries.append(Again(earlier) if earlier is not None else sources.entry(position, value))
-    return with_versions(entries, values, captured.arguments)
+    # What is the caller's own (tensors of the host) must not be counted up, not even to see who counts along.
+    ours = [None if one is given else one for one, given in zip(captured.arguments, work.inputs, strict=True)]
+    return with_versions(entries, values, ours)
 
 
 def made_as_returned(
@@ -60,6 +62,7 @@ def made_as_returned(
 def with_versions(entries: Sequence[Returned], values: Sequence[Any], arguments: Sequence[Any]) -> tuple[Returned, ...]:
     """The entries, saying which views share a version counter with what they are views of. Raises `CannotReturn`.
 
+    `arguments` are the inputs under capture; None for the caller's own tensors.
     Views that generated code makes have counters of their own; those that operators make share one (of other dtypes, of
     complex numbers). By it autograd notices that a tensor it has saved was written to through another one.
     """
@@ -70,6 +73,10 @@ def with_versions(entries: Sequence[Returned], values: Sequence[Any], arguments:
             shown.setdefault((type(entry), entry.position), {})[place] = entry
     for (kind, source), places in shown.items():
         views = {place: entry for place, entry in places.items() if entry.view is not None}
+        if kind is FromInput and arguments[source] is None:
+            if views:
+                raise CannotReturn(f"output {min(views)} is a view of a tensor on the host")
+            continue
         bases = [arguments[source]] if kind is FromInput else [values[place] for place in places if place not in views]
         groups = _by_version([*bases, *(values[place] for place in views)])
         if len(groups) > 1 or (groups and bases and groups[0][0] is not bases[0]):

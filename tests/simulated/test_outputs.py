@@ -6,6 +6,7 @@ import gc
 import itertools
 import sys
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -430,3 +431,30 @@ def test_the_launcher_steps_aside_where_an_output_is_not_as_it_should_be(trouble
     assert served > 0 and recording.python_replays > 1 and next(numbers) > 3 * served, "some were made in vain"
     gc.collect()
     assert not any(one() is not None for one in calls)
+
+
+class HostNumbers(SimulatedDriver):
+    """Float64 numbers are the host's."""
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return super().owns(tensor) and tensor.dtype is not torch.float64
+
+
+@pytest.mark.parametrize("viewed", [True, False])
+def test_versions_of_the_callers_own_tensors_are_not_touched(viewed: bool) -> None:
+    """Recording looks which views count along, but not on what no stand-in stands for."""
+
+    def body(namespace: dict[str, Any], x: torch.Tensor, number: torch.Tensor) -> Any:
+        out = namespace["empty_strided_cpu"]((8,), (1,), torch.float32)
+        namespace["cpp_fused_0"](out, x)
+        return out, torch.ops.aten.view.dtype(number, torch.int64) if viewed else number
+
+    function = HandWritten(body, HostNumbers())
+    number = torch.tensor(1.5, dtype=torch.float64)
+    for _ in range(5):
+        x = torch.randn(8)
+        out, same = function(x, number)
+        assert torch.equal(out, function.run([x, number])[0])
+        assert same.data_ptr() == number.data_ptr()
+    assert number._version == 0
+    assert bool(function.recordings) is not viewed

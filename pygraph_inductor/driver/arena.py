@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import ctypes
 import functools
 import mmap
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -100,6 +101,22 @@ class _Block:
         return self.before is None and self.after is None
 
 
+class ArenaLog:
+    """The blocks that were given out since this object was made: address and bytes asked for."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, int]] = []
+
+    def so_far(self) -> int:
+        return len(self._blocks)
+
+    def blocks(self) -> list[tuple[int, int]]:
+        return self._blocks
+
+    def add(self, address: int, nbytes: int) -> None:
+        self._blocks.append((address, nbytes))
+
+
 @dataclass(eq=False)
 class Arena:
     """What all pools of one device hold together, and the limit that a test may set."""
@@ -108,6 +125,21 @@ class Arena:
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     _pools: weakref.WeakSet[MemoryPool] = field(default_factory=weakref.WeakSet)
+    _logs: list[ArenaLog] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[ArenaLog]:
+        """Note what is given out meanwhile."""
+        log = ArenaLog()
+        self._logs.append(log)
+        try:
+            yield log
+        finally:
+            self._logs.remove(log)
+
+    def note(self, address: int, nbytes: int) -> None:
+        for log in self._logs:
+            log.add(address, nbytes)
 
     def new_pool(self) -> MemoryPool:
         pool = MemoryPool(self)
@@ -188,6 +220,7 @@ class MemoryPool:
             self._arena.check(size)
             block = self._take(size)
             self._arena.allocated_bytes += block.size
+            self._arena.note(block.address, nbytes)
         buffer = _buffer_type(block.size).from_address(block.address)
         # The storage holds the buffer; when the storage dies, the buffer does.
         weakref.finalize(buffer, self._note_dead, block).atexit = False

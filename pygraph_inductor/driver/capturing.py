@@ -125,6 +125,8 @@ class Faults:
     unknown: Callable[[str], bool] = _never
     # (the node): the device does not accept new parameters for it.
     refuses: Callable[[Node], bool] = _never
+    # (name of the operator) -> bytes that it allocates, writes to and drops before it allocates what it returns.
+    workspace: Callable[[str], int] = _never
 
 
 class Recorder:
@@ -220,6 +222,7 @@ class Recorder:
         written = [_argument(position, name, args, kwargs) for position, name in operator.writes]
         flat, result_spec = pytree.tree_flatten(fake_result)
         pairs = [pair for pair in zip(fake_leaves, real_leaves, strict=True) if isinstance(pair[0], torch.Tensor)]
+        self._use_workspace(self._faults.workspace(str(func)))
         fresh: dict[int, torch.Tensor] = {}
         results = [self._result(place, fake, pairs, fresh) for place, fake in enumerate(flat)]
         if fresh or operator.writes or not operator.has_tensor_results:
@@ -227,6 +230,11 @@ class Recorder:
         if operator.writes and not fresh:
             return _handed_back(operator, written)
         return pytree.tree_unflatten(results, result_spec)
+
+    def _use_workspace(self, nbytes: int) -> None:
+        if nbytes:
+            memory = self._pool.empty_strided((nbytes,), (1,), torch.uint8)
+            self._add(memset_launch(memory.data_ptr(), nbytes, torch.uint8, 0x77))
 
     def _fake_run(
         self, func: torch._ops.OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]

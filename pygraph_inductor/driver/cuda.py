@@ -10,10 +10,12 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from pygraph_inductor.driver.block_log import BlockLog, watched_blocks
 from pygraph_inductor.driver.libcuda import Copy, DriverError, Fill, Kernel, bindings, checked
 from pygraph_inductor.driver.protocol import (
     SMALL,
@@ -255,6 +257,9 @@ class CudaDriver:
     def is_held(self, pool: Any) -> bool:
         segments = torch.cuda.memory_snapshot(pool, include_traces=False)
         return any(segment["allocated_size"] for segment in segments)
+
+    def watched_blocks(self) -> AbstractContextManager[BlockLog]:
+        return watched_blocks(self._index)
 
     def reserve(self, nbytes: int, fill: int) -> Reservation:
         if self._maps:

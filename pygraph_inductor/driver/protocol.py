@@ -12,6 +12,7 @@ import enum
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -138,6 +139,19 @@ class PointerTable(Protocol):
         """Under capture: record nodes that hold the tensors' addresses in their parameters and put them here."""
 
 
+class BlockLog(Protocol):
+    """What the allocator gives out while it is watched, by all threads."""
+
+    def so_far(self) -> int:
+        """How many blocks."""
+
+    def blocks(self) -> list[tuple[int, int]] | None:
+        """The address and the bytes asked for of each, in order; None if that is not known.
+
+        Two that overlap: the first was given back in between.
+        """
+
+
 class Reservation(Protocol):
     """A range of addresses for stand-ins. It stays valid until `close`."""
 
@@ -251,6 +265,9 @@ class Driver(Protocol):
 
     def is_held(self, pool: Any) -> bool:
         """Whether somebody has a tensor of the pool's memory."""
+
+    def watched_blocks(self) -> AbstractContextManager[BlockLog]:
+        """Let it be known which blocks the allocator gives out meanwhile."""
 
     def reserve(self, nbytes: int, fill: int) -> Reservation:
         """Addresses that a capture may mention: valid, aligned to `alignment`, with little memory behind them.

@@ -22,6 +22,7 @@ from pygraph_inductor.driver.frozen_launch import Indirect, Launch, tensor_at, u
 from pygraph_inductor.driver.protocol import (
     TABLE_WRITER,
     Area,
+    BlockLog,
     CaptureFailed,
     ChooseEntries,
     NativeGraph,
@@ -257,6 +258,9 @@ class SimulatedDriver:
 
     def pool_ranges(self, pool: Any) -> list[tuple[int, int]]:
         return pool.ranges()
+
+    def watched_blocks(self) -> contextlib.AbstractContextManager[BlockLog]:
+        return self.arena.watched()
 
     def reserve(self, nbytes: int, fill: int = 0) -> Reservation:
         return AddressRange(nbytes, fill)

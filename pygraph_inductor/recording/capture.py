@@ -17,9 +17,9 @@ from pygraph_inductor.recording.allocations import AllocationsChanged, answered
 from pygraph_inductor.recording.bindings import NEARBY
 from pygraph_inductor.recording.copying import Inside, copy_in, copy_out
 from pygraph_inductor.recording.facts import Facts
-from pygraph_inductor.recording.in_place import Block
+from pygraph_inductor.recording.in_place import Block, is_alone
 from pygraph_inductor.recording.indirection import Indirection
-from pygraph_inductor.recording.operators import Operators
+from pygraph_inductor.recording.operators import Began, Operators
 from pygraph_inductor.recording.pools import Pool, ScratchPool
 from pygraph_inductor.recording.trial import Foreign, Trial, listed
 from pygraph_inductor.replay.plan import Layout
@@ -137,6 +137,16 @@ class StandInSpace:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """A `Block` of which it is not known yet who else was there since its operator began."""
+
+    address: int
+    nbytes: int
+    began: Began
+    copy_node: int
+
+
+@dataclass(frozen=True)
 class Work:
     """What to capture."""
 
@@ -151,7 +161,7 @@ class Work:
     buffers: Sequence[Buffer]
     indirection: Indirection | None = None
     copied: Mapping[int, Inside] = field(default_factory=dict)  # by place: the slots that the graph copies
-    shared_blocks: bool = True  # outputs may be told where to be although others had been in their blocks
+    in_place: bool = True  # what operators allocate may be told where to be, instead of being copied
 
 
 def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
@@ -179,12 +189,10 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
     }
     versions = _versions(arguments)
 
-    operators = Operators(work.driver.nodes_so_far)
-    blocks: dict[int, Block] = {}
+    placed: dict[int, Placed] = {}
 
     def body() -> Any:
-        # Looking on has its price, and without such outputs there is nothing to see.
-        looking = operators.watched() if work.trial.foreign else contextlib.nullcontext()
+        looking = operators.watched() if operators is not None else contextlib.nullcontext()
         namespace = work.facts.namespace
         steered = work.indirection.during(namespace, work.driver, stand_ins) if work.indirection else None
         with (
@@ -194,16 +202,20 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
             copy_in(work.copied, stand_ins)
             with looking:
                 result = work.run(list(arguments))
-        _copy_foreign(work, listed(result), outputs, operators, blocks)
+        _copy_foreign(work, listed(result), outputs, operators, placed)
         copy_out(work.copied, stand_ins)
         return result
 
-    try:
-        with no_collection():  # garbage may hold the last graph of the pool, which then takes no capture any more
-            graph, result = work.driver.capture(body, work.pool.handle(), work.facts.namespace, work.generators)
-    except BaseException:
-        work.pool.renew()
-        raise
+    # Looking on has its price, and without such outputs there is nothing to see.
+    with work.driver.watched_blocks() if work.trial.foreign else contextlib.nullcontext() as log:
+        operators = Operators(work.driver.nodes_so_far, log) if log is not None else None
+        try:
+            with no_collection():  # garbage may hold the last graph of the pool, which then takes no capture any more
+                graph, result = work.driver.capture(body, work.pool.handle(), work.facts.namespace, work.generators)
+        except BaseException:
+            work.pool.renew()
+            raise
+        blocks = _blocks(placed, log.blocks() if log is not None else None)
     work.pool.adopt(graph)
     bumps = _version_bumps(arguments, versions)
     addresses = [tensor.data_ptr() for tensor in stand_ins]
@@ -236,8 +248,8 @@ def _copy_foreign(
     work: Work,
     returned: Sequence[Any],
     outputs: Mapping[int, torch.Tensor],
-    operators: Operators,
-    blocks: dict[int, Block],
+    operators: Operators | None,
+    placed: dict[int, Placed],
 ) -> None:
     """Record a copy of each storage that an operator allocated, and note where it is (see `in_place.py`)."""
     for number, buffer in enumerate(work.buffers):
@@ -251,8 +263,22 @@ def _copy_foreign(
             raise AllocationsChanged("an operator allocated an output of another size than in the call before")
         if not storage.nbytes():
             continue
-        first_node = operators.first_node(source)
-        if first_node is not None:
-            blocks[number] = Block(storage.data_ptr(), storage.nbytes(), first_node, work.driver.nodes_so_far())
+        began = operators.began(source) if operators is not None else None
+        if began is not None:
+            placed[number] = Placed(storage.data_ptr(), storage.nbytes(), began, work.driver.nodes_so_far())
         flat = torch.empty(0, dtype=torch.uint8, device=source.device)
         bytes_of(outputs[number]).copy_(flat.set_(storage, 0, (storage.nbytes(),), (1,)))
+
+
+def _blocks(placed: Mapping[int, Placed], given: Sequence[tuple[int, int]] | None) -> dict[int, Block]:
+    """With who else was there, now that the allocator can be asked for all it gave out (None: it does not tell)."""
+    return {
+        number: Block(
+            one.address,
+            one.nbytes,
+            one.began.nodes,
+            one.copy_node,
+            given is not None and is_alone(given[one.began.blocks :], one.address, one.nbytes),
+        )
+        for number, one in placed.items()
+    }

@@ -25,15 +25,11 @@ _STATE = 64
 
 @dataclass(frozen=True)
 class Pair:
-    """The graph to keep, its bindings by place, and the nodes that copy outputs which need no copy.
-
-    `shared`: the block of such an output held something else before.
-    """
+    """The graph to keep, its bindings by place, and the nodes that copy outputs which need no copy."""
 
     captured: Captured
     found: Found
     needless: tuple[int, ...]
-    shared: bool = False
 
 
 @contextlib.contextmanager
@@ -111,20 +107,18 @@ def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captur
         return Pair(second, found, ())
     by_slot = list(found.by_slot)
     needless = []
-    shared = False
-    for number in moving:
+    for number in moving if work.in_place else ():
         place = work.places[number]
         if not place.is_output or place.source not in first.blocks or place.source not in second.blocks:
             continue
         before, after = first.blocks[place.source], second.blocks[place.source]
         own = in_place(*nodes, before, after)
-        if own is None or (own.shared and not work.shared_blocks) or (not own.bindings and after.nbytes > _STATE):
+        if own is None or (not own and after.nbytes > _STATE):
             continue
         if _only_in(by_slot[number], after.copy_node):
-            by_slot[number] = own.bindings
+            by_slot[number] = own
             needless.append(after.copy_node)
-            shared |= own.shared
-    return Pair(second, Found(tuple(by_slot)), tuple(needless), shared)
+    return Pair(second, Found(tuple(by_slot)), tuple(needless))
 
 
 def _copies(nodes: Sequence[Node]) -> list[Node]:

@@ -300,8 +300,8 @@ class RecordedFunction:
                 self._entries.remember(key, attempt.recording)
             else:
                 again = self._note_failure(key, attempt.refusal)
-        for note in attempt.notes:
-            warn_once(self._facts, note, "its tensors are staged through fixed buffers")
+        for happened, done in attempt.notes:
+            warn_once(self._facts, happened, done)
         if attempt.refusal is not None:
             self._log.add_reason(attempt.refusal.reason)
             if not again and not isinstance(attempt.refusal, Chosen):

@@ -3,9 +3,11 @@
 Every capture ends with a copy of such an output to its stand-in. Where every word that points into its block is the
 output's own, the output itself is told where to be, and the copy is switched off.
 
-The caching allocator reuses freed blocks during a capture, so intermediates may have been in that block. They are gone
-before the operator allocates: what nodes before it mention is theirs and stays as it is, what nodes from it on mention
-is the output's. (An operator that reuses the block within itself is caught by verification: it looks behind outputs.)
+The caching allocator reuses freed blocks during a capture, so others may have been in that block. Who was there before
+the operator was called is gone: what nodes before the call mention is theirs and stays as it is, what nodes from it on
+mention is the output's. Or it is of something that the operator itself had there and dropped. Of a workspace that is
+larger than the output, no word may be rewritten: it would reach beyond the output, into anybody's memory. Whether there
+was one, the allocator's log tells; in one of two captures there may have been none, and that is enough.
 """
 
 from __future__ import annotations
@@ -16,54 +18,55 @@ from dataclasses import dataclass
 from pygraph_inductor.driver.protocol import Area, Node
 from pygraph_inductor.replay.plan import Binding
 
+_GRANULE = 512  # bytes: what blocks are multiples of, those for outputs in a replay, too
+
 
 @dataclass(frozen=True)
 class Block:
     """Where an operator put an output in one capture: `nbytes` at `address`, written from node `first_node` on.
 
-    `copy_node` is the node at the end that copies it.
+    `copy_node` is the node at the end that copies it. `alone`: since the operator was called, nothing has been there
+    that does not fit into the output.
     """
 
     address: int
     nbytes: int
     first_node: int
     copy_node: int
+    alone: bool
 
 
-@dataclass(frozen=True)
-class InPlace:
-    """The words that the output owns. `shared`: its block is mentioned before the output was there, too."""
+def is_alone(given: Sequence[tuple[int, int]], address: int, nbytes: int) -> bool:
+    """Whether all of the blocks (address, bytes) that were there are inside these bytes; one of them is the output."""
+    end = address + -(-nbytes // _GRANULE) * _GRANULE
+    there = [(start, size) for start, size in given if start < end and start + size > address]
+    return bool(there) and all(address <= start and start + size <= end for start, size in there)
 
-    bindings: tuple[Binding, ...]
-    shared: bool
 
-
-def in_place(first: Sequence[Node], second: Sequence[Node], before: Block, after: Block) -> InPlace | None:
-    """Every word that points into the block while the output is there; None if the two captures differ.
+def in_place(first: Sequence[Node], second: Sequence[Node], before: Block, after: Block) -> tuple[Binding, ...] | None:
+    """Every word that points into the block while the output is there; None if that cannot be told.
 
     `before` and `after` are its block in the first and in the second capture.
     """
     if (before.first_node, before.copy_node, before.nbytes) != (after.first_node, after.copy_node, after.nbytes):
         return None
+    if not (before.alone or after.alone):
+        return None
     bindings = []
-    shared = False
     for old, new in zip(first, second, strict=True):
-        if new.index == after.copy_node:
+        if new.index < after.first_node or new.index == after.copy_node:
             continue
-        for number, (old_area, new_area) in enumerate(zip(old.areas, new.areas, strict=True)):
-            for offset in _words_into(new_area, after):
-                addend = new_area.word(offset) - after.address
-                if old_area.word(offset) - before.address != addend:
-                    continue  # left over from somebody else: a real address is at the same place in both blocks
-                if new.index < after.first_node:
-                    shared = True
-                else:
-                    bindings.append(Binding(new.index, number, offset, addend))
-    return InPlace(tuple(bindings), shared)
+        for number, areas in enumerate(zip(old.areas, new.areas, strict=True)):
+            addends = [dict(_words_into(area, block)) for area, block in zip(areas, (before, after), strict=True)]
+            # A word in one of them only is somebody else's: a real address is at the same place in both blocks.
+            bindings += [Binding(new.index, number, *word) for word in addends[1].items() if word in addends[0].items()]
+    return tuple(bindings)
 
 
-def _words_into(area: Area, block: Block) -> Iterator[int]:
+def _words_into(area: Area, block: Block) -> Iterator[tuple[int, int]]:
+    """Where in the area they are, and how far into the block they point."""
     content = area.content()
     for offset in range(0, area.size - 7, 4):
-        if block.address <= int.from_bytes(content[offset : offset + 8], "little") < block.address + block.nbytes:
-            yield offset
+        addend = int.from_bytes(content[offset : offset + 8], "little") - block.address
+        if 0 <= addend < block.nbytes:
+            yield offset, addend

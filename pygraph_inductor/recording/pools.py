@@ -135,14 +135,14 @@ class ScratchPool:
 
 
 _lock = threading.RLock()  # finalizers and signal handlers come here, too
-_pools: weakref.WeakValueDictionary[tuple[Any, Any], Pool] = weakref.WeakValueDictionary()
+_pools: weakref.WeakValueDictionary[tuple[Driver, Any], Pool] = weakref.WeakValueDictionary()
 
 
 def pool_for(driver: Driver) -> Pool:
     """The pool of the current stream; it lives as long as a recording holds it."""
     stream = driver.current_stream()
     with _lock:
-        pool = _pools.get((driver.device, stream))
+        pool = _pools.get((driver, stream))
         if pool is None:
-            pool = _pools[driver.device, stream] = Pool(driver, stream)
+            pool = _pools[driver, stream] = Pool(driver, stream)
         return pool

@@ -43,6 +43,8 @@ from pygraph_inductor.selection.measuring import Measurement
 _INDIRECT = ("auto", Engine.INDIRECT.value)
 _BORROWING = (Engine.PATCH, Engine.INDIRECT)
 _WITHOUT_TABLE = "its kernels are given addresses, not a table of them or of copies"
+_COPIED = "outputs that operators allocate are copied in each replay"
+_STAGED = "its tensors are staged through fixed buffers"
 _PATCH = "pygraph_inductor.config.engine = 'patch' does not try"
 
 
@@ -116,7 +118,7 @@ class Attempt:
     recording: Recording | None = None
     refusal: Refusal | None = None
     undeclared_writes: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()  # what happened, and what was done instead
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,12 @@ class Request:
 class Failure:
     """Why a graph is given up, and the places that should be staged instead.
 
-    `shared`: it had outputs of operators in blocks that others had been in.
+    `in_place`: it told outputs of operators where to be.
     """
 
     reason: str
     to_stage: frozenset[int]
-    shared: bool = False
+    in_place: bool = False
 
 
 def record(request: Request) -> Attempt:
@@ -267,7 +269,7 @@ def _plain_call(request: Request) -> Callable[[], Any]:
 
 
 def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -> None:
-    """Capture and verify; a mismatch first leaves outputs of operators where others had been, and copies them. Then it
+    """Capture and verify; a mismatch first copies outputs of operators instead of telling them where to be. Then it
     moves all slots to the copy engine, where the graph copies first and then the player, and the last one gives up.
     """
     buffers = buffers_of(trial)
@@ -282,7 +284,7 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
         _places(request, buffers),
         buffers,
     )
-    notes: list[str] = []
+    notes: dict[str, str] = {}
     engine = request.facts.settings.engine
     copied = _to_be_copied(work, request) if engine == Engine.COPY.value else frozenset()
     staged = frozenset(range(len(work.places))) - copied if engine == Engine.COPY.value else frozenset()
@@ -301,20 +303,20 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
                     raise
                 outcome = Failure(_first_line(error), frozenset())
             if isinstance(outcome, Recording):
-                attempt.recording, attempt.notes = outcome, tuple(notes)
+                attempt.recording, attempt.notes = outcome, tuple(notes.items())
                 return
             if isinstance(outcome, Prepared):
                 indirection = outcome
                 continue
-            if outcome.shared:
-                notes.append(outcome.reason)
-                work = replace(work, shared_blocks=False)
+            if outcome.in_place:
+                notes[outcome.reason] = _COPIED
+                work = replace(work, in_place=False)
                 continue
             if isinstance(indirection, Prepared):  # first without twins, then without patching
                 warn_once(request.facts, outcome.reason, _WITHOUT_TABLE, _PATCH)
                 indirection = None
                 continue
-            notes.append(outcome.reason)
+            notes[outcome.reason] = _STAGED
             if outcome.to_stage <= staged or _writes_to_aliases(request):
                 attempt.refusal = Refusal(outcome.reason)
                 return
@@ -415,7 +417,7 @@ def _try_with(
             verify(work.trial, replay, _plain_call(request), work.driver, borrowed, tensors, room)
         except (Mismatch, ReplayFailed, UpdateRefused) as error:
             earlier.callback(captured.graph.close)
-            return Failure(str(error), all_places, pair.shared)
+            return Failure(str(error), all_places, bool(pair.needless))
         except BaseException:
             captured.graph.close()
             raise

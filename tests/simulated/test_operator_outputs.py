@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph_inductor.driver.arena import ArenaLog
 from pygraph_inductor.driver.protocol import TABLE_WRITER, Area, Node, NodeKind
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording import capture_pair
 from pygraph_inductor.recording.bindings import Found
-from pygraph_inductor.recording.in_place import Block, InPlace, in_place
+from pygraph_inductor.recording.in_place import Block, in_place, is_alone
 from pygraph_inductor.recording.operators import Operators
+from pygraph_inductor.replay.plan import Binding
 from tests.simulated.hand_written import F32, HandWritten, check
 
 SIZE, STRIDE = (64, 64), (64, 1)
@@ -112,9 +114,9 @@ def test_an_output_where_an_intermediate_was_is_not_copied(body: Callable[..., A
 def test_where_it_is_wrong_to_do_without_copies_there_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no more of them than before anybody tried."""
 
-    def forgetful(*arguments: Any) -> InPlace | None:
+    def forgetful(*arguments: Any) -> tuple[Binding, ...] | None:
         own = in_place(*arguments)
-        return replace(own, bindings=own.bindings[:-1]) if own is not None and own.shared else own
+        return own[:-1] if own else own
 
     monkeypatch.setattr(capture_pair, "in_place", forgetful)
     function = HandWritten(sorted_into_a_freed_block)
@@ -123,48 +125,61 @@ def test_where_it_is_wrong_to_do_without_copies_there_are_copies(monkeypatch: py
     assert recording.log.nodes["memcpy"] >= 1 and set(recording.log.slots) == {"patch"}
 
 
-def test_writes_behind_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_behind_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Were what others write there taken for the output's, verification would see what it leads to."""
     monkeypatch.setattr(capture_pair, "in_place", _whoever_was_there(in_place))
     function = HandWritten(sorted_into_a_freed_block)
-    check(function, random)  # the answers stay right: on the copy engine
-    assert function.recordings[0].log.slots == {"copy": 3}
+    check(function, random)  # the answers stay right: with copies in the graph
+    assert function.recordings[0].log.nodes["memcpy"] == 2
+    assert "writes behind an output; outputs that operators allocate are copied" in caplog.text
 
 
-def test_an_operator_that_returns_memory_of_its_own_scraps_is_right() -> None:
-    """Nothing tells the scraps from the output, which are larger: verification sees what that leads to."""
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("nbytes", "copies"), [(64 * 64 * 4, 0), (64 * 64 * 4 + 512, 1), (1 << 21, 0)])
+def test_an_operator_that_returns_memory_where_its_workspace_was(
+    nbytes: int, copies: int, native: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where that was larger than the output, its words would reach beyond it: nothing is tried, and it is copied.
 
-    def untidy(x: torch.Tensor) -> torch.Tensor:
-        larger = torch.cat([x, x * 2, x * 3])
-        total = larger.sum(0)
-        del larger
-        return torch.add(x, total)
-
-    name = "pygraph_tests_simulated::in_its_own_scraps"
-    operator = torch.library.custom_op(name, untidy, mutates_args=(), schema="(Tensor x) -> Tensor")
-    operator.register_fake(torch.empty_like)
+    Two megabytes come from other segments.
+    """
+    driver = SimulatedDriver()
+    driver.faults.workspace = lambda operator: nbytes if operator == "aten.sin.default" else 0
 
     def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
         doubled = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
         namespace["cpp_fused_0"](doubled, x)
-        return [torch.ops.pygraph_tests_simulated.in_its_own_scraps.default(doubled)]
+        return [torch.ops.aten.sin.default(doubled)]
 
-    check(HandWritten(body), random)
+    function = HandWritten(body, driver, native=native)
+    check(function, random)
+    (recording,) = function.recordings
+    assert recording.log.nodes.get("memcpy", 0) == copies and set(recording.log.slots) == {"patch"}
+    assert not caplog.records
+
+
+def test_where_the_allocator_tells_nothing_outputs_of_operators_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not where the user has it keep its history."""
+    monkeypatch.setattr(ArenaLog, "blocks", lambda self: None)
+    function = HandWritten(sorted_into_a_freed_block)
+    check(function, random)
+    (recording,) = function.recordings
+    assert recording.log.nodes["memcpy"] == 2 and set(recording.log.slots) == {"patch"}
 
 
 def test_who_made_a_storage_is_known_whoever_wrote_to_it() -> None:
     counted = iter(range(100))
-    operators = Operators(lambda: next(counted))
+    operators = Operators(lambda: next(counted), ArenaLog())
     with operators.watched():
         made = torch.ops.aten.sin.default(torch.zeros(4))
         torch.ops.aten.mul_.Tensor(made, made)
-        first = operators.first_node(made)
+        first = operators.began(made)
         seen = set()
         for _ in range(20):  # the identity of one that died is nobody else's
             other = torch.ops.aten.sin.default(made)
-            seen.add(operators.first_node(other))
+            seen.add(operators.began(other))
             del other
-    assert operators.first_node(made) == first
+    assert first is not None and operators.began(made) == first
     assert len(seen) == 20 and first not in seen
 
 
@@ -272,12 +287,7 @@ def test_where_captures_apart_tell_nothing_they_share_a_pool(monkeypatch: pytest
 
 def _whoever_was_there(original: Callable[..., Any]) -> Callable[..., Any]:
     def found(first: Any, second: Any, before: Block, after: Block) -> Any:
-        return original(
-            first,
-            second,
-            Block(before.address, before.nbytes, 0, before.copy_node),
-            Block(after.address, after.nbytes, 0, after.copy_node),
-        )
+        return original(first, second, replace(before, first_node=0), replace(after, first_node=0))
 
     return found
 
@@ -286,25 +296,51 @@ def node(index: int, *words: int) -> Node:
     return Node(index, NodeKind.KERNEL, "kernel", tuple(Area(word.to_bytes(8, "little")) for word in words))
 
 
-FIRST, SECOND = Block(4096, 512, 1, 2), Block(8192, 512, 1, 2)
+FIRST, SECOND = Block(4096, 512, 1, 2, True), Block(8192, 512, 1, 2, True)
 
 
 def test_words_at_the_same_place_in_both_blocks_are_bound() -> None:
     first = [node(0, 1), node(1, 4096 + 64, 4096 + 512), node(2, 4096)]
     second = [node(0, 1), node(1, 8192 + 64, 8192 + 512), node(2, 8192)]
     own = in_place(first, second, FIRST, SECOND)
-    assert own is not None and not own.shared
-    assert [(one.node, one.area, one.addend) for one in own.bindings] == [(1, 0, 64)]
+    assert own is not None and [(one.node, one.area, one.addend) for one in own] == [(1, 0, 64)]
 
 
 def test_words_of_who_had_the_block_before_are_left_alone() -> None:
     first = [node(0, 4096), node(1, 4096), node(2, 4096)]
     second = [node(0, 8192), node(1, 8192), node(2, 8192)]
     own = in_place(first, second, FIRST, SECOND)
-    assert own is not None and own.shared
-    assert [(one.node, one.area, one.addend) for one in own.bindings] == [(1, 0, 0)]
+    assert own is not None and [(one.node, one.area, one.addend) for one in own] == [(1, 0, 0)]
 
 
 def test_a_block_written_from_another_node_on_is_left_alone() -> None:
     nodes = [node(0, 1), node(1, 4096), node(2, 4096)]
-    assert in_place(nodes, nodes, FIRST, Block(4096, 512, 0, 2)) is None
+    assert in_place(nodes, nodes, FIRST, replace(FIRST, first_node=0)) is None
+
+
+def test_a_workspace_that_lay_there_in_one_capture_is_told_from_the_output_by_the_other() -> None:
+    first = [node(0, 1), node(1, 4096, 9999), node(2, 4096)]
+    second = [node(0, 1), node(1, 8192, 8192), node(2, 8192)]  # the second word is a workspace's
+    crowded = replace(SECOND, alone=False)
+    own = in_place(first, second, FIRST, crowded)
+    assert own is not None and [(one.node, one.area, one.addend) for one in own] == [(1, 0, 0)]
+    assert in_place(second, second, crowded, crowded) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "alone"),
+    [
+        ([(4096, 512)], True),
+        ([(1024, 512), (4096, 500), (8192, 512)], True),
+        ([(4096, 256), (4352, 256), (4096, 512)], True),  # scraps that fit
+        ([(4096, 1024), (4096, 512)], False),
+        ([(3584, 1024), (4096, 512)], False),
+        ([(4500, 1024), (4096, 512)], False),
+        ([(1024, 512)], False),  # it was there before the call
+        ([], False),
+    ],
+)
+def test_alone_is_an_output_whose_block_held_nothing_that_reaches_beyond_it(
+    given: list[tuple[int, int]], alone: bool
+) -> None:
+    assert is_alone(given, 4096, 500) is alone

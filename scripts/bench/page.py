@@ -6,7 +6,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,26 @@ def ablated(results: Sequence[Result], main: Sequence[Result]) -> list[Result]:
 
 
 def compiled_from_nothing(results: Sequence[Result], main: Sequence[Result]) -> list[Result]:
-    """Rows in which stock graphs and ours each compiled with an empty cache."""
-    return beside(main, [result for result in results if goals.cold_startup_ratio(result)])
+    """Rows in which stock graphs and ours each compiled with an empty cache. All of one commit: they are averaged."""
+    rows = beside(main, [result for result in results if goals.cold_startup_ratio(result)])
+    by_commit = Counter(map(commit_name, rows))
+    latest = {name: max(r.finished for r in rows if commit_name(r) == name) for name in by_commit}
+    chosen_one = max(by_commit, key=lambda name: (by_commit[name], latest[name]), default=None)
+    return [result for result in rows if commit_name(result) == chosen_one]
 
 
 def beside(main: Sequence[Result], results: Sequence[Result]) -> list[Result]:
-    """The newest of these results of each workload and commit of the page's rows."""
-    wanted = {(commit_name(result), result.workload) for result in main}
-    newest = sorted(results, key=lambda result: result.finished)
-    return order({r.workload: r for r in newest if (commit_name(r), r.workload) in wanted}.values())
+    """For each workload of the page's rows, one of these results: the row's commit's, else the newest."""
+    own = {(commit_name(result), result.workload) for result in main}
+    names = {result.workload for result in main}
+    rows = sorted(results, key=lambda result: ((commit_name(result), result.workload) in own, result.finished))
+    return order({result.workload: result for result in rows if result.workload in names}.values())
+
+
+def marked(result: Result, main: Sequence[Result]) -> str:
+    """The workload's name, with the commit if the page's row of it is of another one."""
+    own = (commit_name(result), result.workload) in {(commit_name(row), row.workload) for row in main}
+    return result.workload if own else f"{result.workload} ({commit_name(result)})"
 
 
 def order(results: Iterable[Result]) -> list[Result]:
@@ -107,16 +118,16 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
     cold = compiled_from_nothing(results, main)
     paper = json.loads(PAPER.read_text())
     parts: dict[str, Callable[[], str]] = {
-        "origin": lambda: origin(main, others),
+        "origin": lambda: origin(main, others, [*cold, *ablated(results, main)]),
         "goals": lambda: goals_table(main, cold),
         "speed": lambda: speed_table(main, others),
         "paper_overall": lambda: paper_overall(main, cold, paper),
         "paper": lambda: paper_table(main, ablated(results, main), paper),
         "differences": lambda: differences(main, paper),
-        "ablation": lambda: ablation_table(ablated(results, main)),
+        "ablation": lambda: ablation_table({marked(result, main): result for result in ablated(results, main)}),
         "resources": lambda: resources.resources_table(main),
         "parts": lambda: resources.parts_table(main),
-        "cold": lambda: resources.cold_table(cold),
+        "cold": lambda: resources.cold_table({marked(result, main): result for result in cold}),
         "unmeasured": lambda: resources.unmeasured(main),
         "far": lambda: far_from_eager(main),
         "model": lambda: model_table(main),
@@ -136,8 +147,8 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
     return re.sub(r"\{\{([\w:]+)\}\}", fill, template)
 
 
-def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
-    """Machine, versions, commits, and which rows the averages are over."""
+def origin(main: Sequence[Result], others: Sequence[Result], beside_them: Sequence[Result] = ()) -> str:
+    """Machine, versions, commits, and which rows the averages are over. `beside_them` come from runs of their own."""
     where = main[0].environment
     commits = sorted({commit_name(result) for result in main})
     lines = [
@@ -155,7 +166,13 @@ def origin(main: Sequence[Result], others: Sequence[Result]) -> str:
             else f"{len(others)} rows marked with their commit are"
         )
         lines.append(f"{rows} older and in no average.")
-    machines = {(r.environment.get("gpu"), r.environment.get("torch")) for r in [*main, *others]}
+    elsewhere = sorted({commit_name(result) for result in beside_them} - set(commits))
+    if elsewhere:
+        lines.append(
+            f"Runs with techniques switched off, and from an empty cache, are of {', '.join(elsewhere)} where marked: "
+            "each is compared with itself."
+        )
+    machines = {(r.environment.get("gpu"), r.environment.get("torch")) for r in [*main, *others, *beside_them]}
     if len(machines) > 1:
         lines.append("**Rows come from several machines or versions: " + "; ".join(map(str, sorted(machines))) + ".**")
     knobs = {json.dumps(r.configuration.get("knobs", {}), sort_keys=True) for r in main} - {"{}"}
@@ -179,7 +196,7 @@ def speed_table(main: Sequence[Result], others: Sequence[Result]) -> str:
     heads += ["stock to the floor", "ours to the floor", "p99 stock", "p99 ours"]
     rows: list[tuple[Any, ...]] = []
     for result in [*main, *others]:
-        name = result.workload if result in main else f"{result.workload} ({commit_name(result)})"
+        name = marked(result, main)
         absolute = [result.timing(variant) for variant in (EAGER.name, INDUCTOR.name)]
         rows.append(
             (
@@ -291,9 +308,11 @@ def _inside(result: Result, name: str) -> str:
     return f"{resources.share(variant)} ({part:.2f} % of compiled code's)"
 
 
-def _gain_of(result: Result, technique: str) -> str:
-    found = goals.over(result, f"ours-no-{technique}", OURS.name)
-    return times(found) if found else result.variants.get(f"ours-no-{technique}", VariantResult("not measured")).status
+def _gain_of(off: Result, technique: str, row: Result) -> str:
+    found = goals.over(off, f"ours-no-{technique}", OURS.name)
+    if not found:
+        return off.variants.get(f"ours-no-{technique}", VariantResult("not measured")).status
+    return times(found) if commit_name(off) == commit_name(row) else f"{times(found)} ({commit_name(off)})"
 
 
 # The paper's figure -> its row: what it is, its value there, its value here. Given are its value, ours, and ours from a
@@ -303,13 +322,13 @@ PUBLISHED: dict[str, Callable[[float, Result, Result], tuple[str, str, str]]] = 
     "stock_over_none": lambda v, r, _: (
         "stock graphs over none", times(v), times(goals.over(r, INDUCTOR.name, STOCK.name))
     ),
-    "transform_over_stock": lambda v, _, off: (
+    "transform_over_stock": lambda v, r, off: (
         "code transformation (paper: alone over stock; here: with it over without)",
         times(v),
-        _gain_of(off, "transform"),
+        _gain_of(off, "transform", r),
     ),
-    "addresses_gain": lambda v, _, off: (
-        "addresses as parameters (with over without)", times(1 + v), _gain_of(off, "addresses")
+    "addresses_gain": lambda v, r, off: (
+        "addresses as parameters (with over without)", times(1 + v), _gain_of(off, "addresses", r)
     ),
     "in_graphs_stock": lambda v, r, _: ("kernels in graphs, stock", f"{v:.2f} %", _inside(r, STOCK.name)),
     "in_graphs_ours": lambda v, r, _: ("kernels in graphs, ours", f"{v:.2f} %", _inside(r, OURS.name)),
@@ -337,9 +356,9 @@ def differences(main: Sequence[Result], paper: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def ablation_table(ablated: Sequence[Result]) -> str:
-    """Our time without a technique over our time with it."""
-    rows = [(result.workload, *(ablation_cell(result, v.name) for v in ABLATIONS)) for result in ablated]
+def ablation_table(ablated: Mapping[str, Result]) -> str:
+    """Our time without a technique over our time with it, by the name that the row shall have."""
+    rows = [(name, *(ablation_cell(result, v.name) for v in ABLATIONS)) for name, result in ablated.items()]
     heads = ("workload", *(f"without {v.without}" for v in ABLATIONS))
     return table(heads, rows) if rows else "Not measured in these rows."
 

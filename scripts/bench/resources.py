@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.bench import goals
@@ -121,17 +121,18 @@ def partly(size: int, in_pools: int) -> str:
     return f"{human_bytes(size)} ({human_bytes(in_pools)})" if in_pools else human_bytes(size)
 
 
-def cold_table(cold: Sequence[Result]) -> str:
-    """Start-up where each variant compiled everything itself; these processes ran beside others of their kind."""
+def cold_table(cold: Mapping[str, Result]) -> str:
+    """Start-up where each variant compiled everything itself, by the name that the row shall have; these processes ran
+    beside others of their kind."""
     rows = []
-    for result in cold:
+    for name, result in cold.items():
         stock, ours = (result.variants.get(name, VariantResult()).startup for name in (STOCK.name, OURS.name))
         if stock is not None and ours is not None:
             seconds = (stock.first_call_s, ours.first_call_s, stock.to_steady_s, ours.to_steady_s)
-            rows.append((result.workload, *(f"{one:.1f} s" for one in seconds), times(goals.startup_ratio(result))))
+            rows.append((name, *(f"{one:.1f} s" for one in seconds), times(goals.startup_ratio(result))))
     if not rows:
         return "Not measured in these rows."
-    average = geomean(value for result in cold if (value := goals.cold_startup_ratio(result)))
+    average = geomean(value for result in cold.values() if (value := goals.cold_startup_ratio(result)))
     heads = (
         "workload",
         "first call, stock",

@@ -15,6 +15,7 @@ from tests.unit.bench_data import result, variant
 
 GOLDEN = Path(__file__).with_name("golden") / "bench_page.md"
 TEMPLATE = (facts.ROOT / "docs" / "benchmarks" / page.TEMPLATE).read_text()
+OTHER_NAME = "f" * 12
 OTHER = {"id": "f" * 40, "sources": "beef", "changed": False}
 
 
@@ -150,13 +151,32 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     main, _ = page.chosen(results, pool=False)
     assert main == [ordinary]
     assert page.ablated(results, main) == [off]
-    assert "| DLRM |" in page.ablation_table([off]) and "1.50" in page.ablation_table([off])
+    text = page.ablation_table({page.marked(off, main): off})
+    assert "| DLRM |" in text and "1.50" in text
     paper = {"workloads": {"DLRM": {"transform_over_stock": 2.0, "stock_over_none": 1.5}}}
     table = page.paper_table(main, [off], paper)
     assert f"2.00{TIMES} | 1.50{TIMES} |" in table, "60 without, 40 with"
     assert f"1.50{TIMES} | 1.25{TIMES} |" in table, "100 and 80, of the ordinary run"
     assert f"2.00{TIMES} | not measured |" in page.paper_table(main, [], paper)
     assert page.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
+
+
+def test_a_run_with_techniques_switched_off_at_another_commit_is_marked_with_it():
+    ordinary, other = result("DLRM", 100, 80, 50, 45), result("EOS", 100, 80, 50, 45)
+    for one in (ordinary, other):
+        del one.variants["ours-no-transform"]
+    older = result("DLRM", 100, 80, 40, 35, commit=OTHER)
+    older.variants["ours-no-transform"] = variant(60)
+    results = [ordinary, other, older]
+    main, others = page.chosen(results, pool=False)
+    assert (main, others) == ([ordinary, other], [])
+    assert page.ablated(results, main) == [older]
+    assert page.marked(older, main) == f"DLRM ({OTHER_NAME})" and page.marked(ordinary, main) == "DLRM"
+    assert OTHER_NAME in page.origin(main, others, [older]) and OTHER_NAME not in page.origin(main, others, [ordinary])
+    paper = {"workloads": {"DLRM": {"transform_over_stock": 2.0}}}
+    assert f"1.50{TIMES} ({OTHER_NAME}) |" in page.paper_table(main, [older], paper)
+    own = result("DLRM", 100, 80, 40, 35, finished="2026-01-01T00:00:00+00:00")
+    assert page.ablated([*results, own], main) == [own], "the row's own commit first"
 
 
 def test_time_in_flight_of_old_rows_is_explained():
@@ -226,7 +246,8 @@ def test_start_up_from_nothing_is_beside_the_row_not_in_its_place():
     main, others = page.chosen([cold, ordinary, elsewhere], pool=False)
     assert (main, others) == ([ordinary], [])
     assert page.compiled_from_nothing([cold, ordinary, elsewhere], main) == [cold]
-    text = resources.cold_table([cold])
+    assert page.compiled_from_nothing([ordinary, elsewhere], main) == [elsewhere], "marked, where there is no other"
+    text = resources.cold_table({"DLRM": cold})
     assert f"| DLRM | 10.0 s | 20.0 s | 12.0 s | 18.0 s | 1.50{TIMES} |" in text
     shared, nothing = goals.all_goals(main, [cold])[-2:]
     assert (shared.found, shared.verdict, "shared cache" in shared.what) == (f"1.00{TIMES}", "yes", True)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pygraph_inductor.driver.protocol import BlockEvent
+
 _ALIGNMENT = 512
 _SMALL_REQUEST = 1 << 20
 _SMALL_SEGMENT = 2 << 20
@@ -102,19 +104,19 @@ class _Block:
 
 
 class ArenaLog:
-    """The blocks that were given out since this object was made: address and bytes asked for."""
+    """Which blocks were given out and taken back since this object was made."""
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[int, int]] = []
+        self._events: list[BlockEvent] = []
 
     def so_far(self) -> int:
-        return len(self._blocks)
+        return len(self._events)
 
-    def blocks(self) -> list[tuple[int, int]]:
-        return self._blocks
+    def events(self) -> list[BlockEvent]:
+        return self._events
 
-    def add(self, address: int, nbytes: int) -> None:
-        self._blocks.append((address, nbytes))
+    def add(self, event: BlockEvent) -> None:
+        self._events.append(event)
 
 
 @dataclass(eq=False)
@@ -129,7 +131,7 @@ class Arena:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[ArenaLog]:
-        """Note what is given out meanwhile."""
+        """Note what is given out and taken back meanwhile."""
         log = ArenaLog()
         self._logs.append(log)
         try:
@@ -137,9 +139,9 @@ class Arena:
         finally:
             self._logs.remove(log)
 
-    def note(self, address: int, nbytes: int) -> None:
+    def note(self, event: BlockEvent) -> None:
         for log in self._logs:
-            log.add(address, nbytes)
+            log.add(event)
 
     def new_pool(self) -> MemoryPool:
         pool = MemoryPool(self)
@@ -220,7 +222,7 @@ class MemoryPool:
             self._arena.check(size)
             block = self._take(size)
             self._arena.allocated_bytes += block.size
-            self._arena.note(block.address, nbytes)
+            self._arena.note(BlockEvent(block.address, nbytes, given=True))
         buffer = _buffer_type(block.size).from_address(block.address)
         # The storage holds the buffer; when the storage dies, the buffer does.
         weakref.finalize(buffer, self._note_dead, block).atexit = False
@@ -238,6 +240,7 @@ class MemoryPool:
         while self._dead:
             block = self._dead.popleft()
             self._arena.allocated_bytes -= block.size
+            self._arena.note(BlockEvent(block.address, block.size, given=False))
             self._give_back(block)
         if self._users == 0 and self._segments:
             self._return_segments()

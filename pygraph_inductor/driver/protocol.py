@@ -139,17 +139,23 @@ class PointerTable(Protocol):
         """Under capture: record nodes that hold the tensors' addresses in their parameters and put them here."""
 
 
+@dataclass(frozen=True)
+class BlockEvent:
+    """The allocator gave out a block, of which `nbytes` were asked for, or took it back."""
+
+    address: int
+    nbytes: int
+    given: bool
+
+
 class BlockLog(Protocol):
-    """What the allocator gives out while it is watched, by all threads."""
+    """What the allocator does while it is watched, for all threads."""
 
     def so_far(self) -> int:
-        """How many blocks."""
+        """How many events there were."""
 
-    def blocks(self) -> list[tuple[int, int]] | None:
-        """The address and the bytes asked for of each, in order; None if that is not known.
-
-        Two that overlap: the first was given back in between.
-        """
+    def events(self) -> list[BlockEvent] | None:
+        """Them, in order; None if that is not known."""
 
 
 class Reservation(Protocol):
@@ -267,7 +273,7 @@ class Driver(Protocol):
         """Whether somebody has a tensor of the pool's memory."""
 
     def watched_blocks(self) -> AbstractContextManager[BlockLog]:
-        """Let it be known which blocks the allocator gives out meanwhile."""
+        """Let it be known which blocks the allocator gives out and takes back meanwhile."""
 
     def reserve(self, nbytes: int, fill: int) -> Reservation:
         """Addresses that a capture may mention: valid, aligned to `alignment`, with little memory behind them.

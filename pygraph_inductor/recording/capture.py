@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver, Graph, Reservation, no_collection
+from pygraph_inductor.driver.protocol import BlockEvent, Driver, Graph, Reservation, no_collection
 from pygraph_inductor.recording.allocations import AllocationsChanged, answered
 from pygraph_inductor.recording.bindings import NEARBY
 from pygraph_inductor.recording.copying import Inside, copy_in, copy_out
@@ -215,7 +215,7 @@ def capture_with(work: Work, stand_ins: Sequence[torch.Tensor]) -> Captured:
         except BaseException:
             work.pool.renew()
             raise
-        blocks = _blocks(placed, log.blocks() if log is not None else None)
+        blocks = _blocks(placed, log.events() if log is not None else None)
     work.pool.adopt(graph)
     bumps = _version_bumps(arguments, versions)
     addresses = [tensor.data_ptr() for tensor in stand_ins]
@@ -270,15 +270,15 @@ def _copy_foreign(
         bytes_of(outputs[number]).copy_(flat.set_(storage, 0, (storage.nbytes(),), (1,)))
 
 
-def _blocks(placed: Mapping[int, Placed], given: Sequence[tuple[int, int]] | None) -> dict[int, Block]:
-    """With who else was there, now that the allocator can be asked for all it gave out (None: it does not tell)."""
+def _blocks(placed: Mapping[int, Placed], events: Sequence[BlockEvent] | None) -> dict[int, Block]:
+    """With who else was there, now that the allocator can be asked for all that it did (None: it does not tell)."""
     return {
         number: Block(
             one.address,
             one.nbytes,
             one.began.nodes,
             one.copy_node,
-            given is not None and is_alone(given[one.began.blocks :], one.address, one.nbytes),
+            events is not None and is_alone(events[one.began.events :], one.address, one.nbytes),
         )
         for number, one in placed.items()
     }

@@ -3,11 +3,13 @@
 Every capture ends with a copy of such an output to its stand-in. Where every word that points into its block is the
 output's own, the output itself is told where to be, and the copy is switched off.
 
-The caching allocator reuses freed blocks during a capture, so others may have been in that block. Who was there before
-the operator was called is gone: what nodes before the call mention is theirs and stays as it is, what nodes from it on
-mention is the output's. Or it is of something that the operator itself had there and dropped. Of a workspace that is
-larger than the output, no word may be rewritten: it would reach beyond the output, into anybody's memory. Whether there
-was one, the allocator's log tells; in one of two captures there may have been none, and that is enough.
+The caching allocator reuses freed blocks during a capture, so others may have been in that block. Who was gone when the
+operator was called is told from the output by that: what nodes before the call mention is theirs and stays as it is,
+what nodes from it on mention is the output's. Or it is of something that was there after the operator was called, and
+was dropped. Of what is larger than the output, no word may be rewritten: it would reach beyond the output, into
+anybody's memory. Nor of what was there before the call, too: nodes before it would write to one place, and those from
+it on read from another. Whether there was such a thing, the allocator's log tells; in one of two captures there may
+have been none, and that is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pygraph_inductor.driver.protocol import Area, Node
+from pygraph_inductor.driver.protocol import Area, BlockEvent, Node
 from pygraph_inductor.replay.plan import Binding
 
 _GRANULE = 512  # bytes: what blocks are multiples of, those for outputs in a replay, too
@@ -26,7 +28,7 @@ class Block:
     """Where an operator put an output in one capture: `nbytes` at `address`, written from node `first_node` on.
 
     `copy_node` is the node at the end that copies it. `alone`: since the operator was called, nothing has been there
-    that does not fit into the output.
+    that does not fit into the output, and nothing that was there before.
     """
 
     address: int
@@ -36,11 +38,18 @@ class Block:
     alone: bool
 
 
-def is_alone(given: Sequence[tuple[int, int]], address: int, nbytes: int) -> bool:
-    """Whether all of the blocks (address, bytes) that were there are inside these bytes; one of them is the output."""
+def is_alone(events: Sequence[BlockEvent], address: int, nbytes: int) -> bool:
+    """Whether all blocks that were there meanwhile were given out meanwhile, inside these bytes; one is the output."""
     end = address + -(-nbytes // _GRANULE) * _GRANULE
-    there = [(start, size) for start, size in given if start < end and start + size > address]
-    return bool(there) and all(address <= start and start + size <= end for start, size in there)
+    given = set()
+    for event in events:
+        if event.address >= end or event.address + event.nbytes <= address:
+            continue
+        if event.given and address <= event.address and event.address + event.nbytes <= end:
+            given.add(event.address)
+        elif event.given or event.address not in given:
+            return False
+    return bool(given)
 
 
 def in_place(first: Sequence[Node], second: Sequence[Node], before: Block, after: Block) -> tuple[Binding, ...] | None:

@@ -46,10 +46,10 @@ def _may_allocate(operator: Any) -> bool:
 
 @dataclass(frozen=True)
 class Began:
-    """How much there was when an operator was called: nodes of the graph, and blocks that the allocator had given."""
+    """How much there was when an operator was called: nodes of the graph, and events in the allocator's log."""
 
     nodes: int
-    blocks: int
+    events: int
 
 
 class Operators:

@@ -241,6 +241,7 @@ class Selector:
                 "engine": settings.engine,
                 "objective": settings.objective,
                 "min_gain": repr(settings.min_gain),
+                "max_kept_bytes": str(settings.max_kept_bytes),
             }
         )
 
@@ -291,7 +292,7 @@ def _ranks() -> int:
 @functools.cache
 def _versions() -> dict[str, str]:
     found = {"torch": str(torch.__version__)}
-    for package in ("triton", "pygraph_inductor"):
+    for package in ("triton", "cuda-bindings", "pygraph_inductor"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -658,7 +658,9 @@ def test_pinned_choice_is_followed_and_not_replaced(clock: Clock, tmp_path: Any)
     assert not store.write(kept), "what is measured does not replace it"
 
 
-@pytest.mark.parametrize("knob", [{"objective": "latency"}, {"min_gain": 0.5}, {"engine": "patch"}])
+@pytest.mark.parametrize(
+    "knob", [{"objective": "latency"}, {"min_gain": 0.5}, {"engine": "patch"}, {"max_kept_bytes": 0}]
+)
 def test_decision_for_other_knobs_does_not_count(clock: Clock, tmp_path: Any, knob: dict[str, Any]) -> None:
     until_decided(Timed(body, clock, **stored(tmp_path)))
     timed = clock.started

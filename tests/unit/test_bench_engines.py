@@ -164,6 +164,16 @@ def test_wrong_coefficients_show_in_the_share(monkeypatch: pytest.MonkeyPatch) -
     assert engines.share_within(found) < 0.95
 
 
+def test_a_recording_chooses_what_pays_for_itself_and_copies_little() -> None:
+    def planned(nbytes: int = 4096, **predicted: float) -> str:
+        return Measured(Point(1, 1, nbytes), 10.0, predicted, {}, predicted, 9).planned
+
+    assert planned(patch=5.0, indirect=1.0, copy=9.0) == "indirect"
+    assert planned(patch=3.0, indirect=1.0, copy=9.0) == "patch"  # 2 µs a call do not pay for a twin
+    assert planned(patch=3.0, indirect=1.0, copy=1.5) == "copy"
+    assert planned(patch=3.0, indirect=1.0, copy=1.5, nbytes=1 << 21) == "patch"
+
+
 def test_rounds_end_when_they_tell_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = engines.loaded(swept(monkeypatch, noise=0.0, step=0.01))
     disturbed = engines.loaded(swept(monkeypatch, noise=4.0, step=0.01))

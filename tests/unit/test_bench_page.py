@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import facts, goals, model, page, resources, results
+from scripts.bench import facts, goals, model, page, paper, resources, results
 from scripts.bench.results import MemoryParts, Startup
 from scripts.bench.stats import TIMES
 from tests.unit.bench_data import result, variant
@@ -110,9 +110,8 @@ def test_plots_without_matplotlib_leave_the_page_as_it_is(tmp_path, monkeypatch)
 
 
 def test_every_published_figure_has_a_row():
-    paper = page.json.loads(page.PAPER.read_text())
-    for figures in paper["workloads"].values():
-        assert figures.keys() <= page.PUBLISHED.keys()
+    for figures in paper.published()["workloads"].values():
+        assert figures.keys() <= paper.PUBLISHED.keys()
 
 
 def test_kernels_out_of_reach_of_graphs_are_told_apart():
@@ -122,7 +121,7 @@ def test_kernels_out_of_reach_of_graphs_are_told_apart():
     shares = {None: "30.00 %", 100.0: "30.00 %", 60.0: "30.00 % (50.00 % of compiled code's)"}
     for compiled, expected in shares.items():
         profile.kernels_compiled = compiled
-        table = page.paper_table([found], [], {"workloads": {"VM": {"in_graphs_ours": 71.01}}})
+        table = paper.workloads_table([found], [], {"workloads": {"VM": {"in_graphs_ours": 71.01}}})
         assert f"| 71.01 % | {expected} |" in table
 
 
@@ -153,11 +152,11 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     assert page.ablated(results, main) == [off]
     text = page.ablation_table({page.marked(off, main): off})
     assert "| DLRM |" in text and "1.50" in text
-    paper = {"workloads": {"DLRM": {"transform_over_stock": 2.0, "stock_over_none": 1.5}}}
-    table = page.paper_table(main, [off], paper)
+    published = {"workloads": {"DLRM": {"transform_over_stock": 2.0, "stock_over_none": 1.5}}}
+    table = paper.workloads_table(main, [off], published)
     assert f"2.00{TIMES} | 1.50{TIMES} |" in table, "60 without, 40 with"
     assert f"1.50{TIMES} | 1.25{TIMES} |" in table, "100 and 80, of the ordinary run"
-    assert f"2.00{TIMES} | not measured |" in page.paper_table(main, [], paper)
+    assert f"2.00{TIMES} | not measured |" in paper.workloads_table(main, [], published)
     assert page.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
 
 
@@ -173,8 +172,8 @@ def test_a_run_with_techniques_switched_off_at_another_commit_is_marked_with_it(
     assert page.ablated(results, main) == [older]
     assert page.marked(older, main) == f"DLRM ({OTHER_NAME})" and page.marked(ordinary, main) == "DLRM"
     assert OTHER_NAME in page.origin(main, others, [older]) and OTHER_NAME not in page.origin(main, others, [ordinary])
-    paper = {"workloads": {"DLRM": {"transform_over_stock": 2.0}}}
-    assert f"1.50{TIMES} ({OTHER_NAME}) |" in page.paper_table(main, [older], paper)
+    published = {"workloads": {"DLRM": {"transform_over_stock": 2.0}}}
+    assert f"1.50{TIMES} ({OTHER_NAME}) |" in paper.workloads_table(main, [older], published)
     own = result("DLRM", 100, 80, 40, 35, finished="2026-01-01T00:00:00+00:00")
     assert page.ablated([*results, own], main) == [own], "the row's own commit first"
 

@@ -19,7 +19,8 @@ them.
 Where our time goes is measured beside it, in the same rounds, since what state the processor is in counts for a factor:
 "guards" is the function compiled without AOTAutograd, timed within its calls (`bare_frame.guards_only`); after the
 bursts of "nothing" and of ours, in another one each, what "nothing" takes to make outputs, and the phases of our
-launcher. `split` puts them together. Needs a CUDA device.
+launcher. `split` puts them together. After the rounds Python's profiler lists the functions of one call
+(`host_profile.py`). Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor.recording.record import Recording
-from scripts.bench import bare_frame, facts, host_cost_page
+from scripts.bench import bare_frame, facts, host_cost_page, host_profile
 from scripts.bench.registry import Draw, all_workloads, call_once
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
@@ -202,6 +203,8 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
         found.update(over_rounds(in_phases))
     if found.get("phases"):
         found["split"] = split(found)
+    if not row.training:
+        found["functions"] = functions_of(functools.partial(row.drive, calls[OURS]), [row.draw() for _ in range(4)])
     return found
 
 
@@ -266,6 +269,12 @@ def making_outputs(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[
         _burst(one, sets)
     wait()
     return sum(spent) / BURST / 1e3
+
+
+def functions_of(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Who is on the way from our call to the launcher."""
+    with active(OURS):
+        return host_profile.functions(lambda: _burst(one, sets), wait, BURST)
 
 
 def launchers() -> set[Any]:

@@ -54,6 +54,12 @@ _ABOUT_PHASES = (
     " parameters (`tell`), replays (`launch`) and hands out (`wrap`)."
 )
 
+_ABOUT_FUNCTIONS = (
+    "By Python's profiler, of ours: how often a function runs per call, and what it takes of its own, without what it"
+    " calls. The profiler's own cost is in every figure, several times what a short function takes: they say who is"
+    " there, not how long a call takes. The launcher in C is no function of Python: its time is that of its caller."
+)
+
 
 def page(result: dict[str, Any]) -> str:
     """The numbers as a page of Markdown."""
@@ -80,6 +86,7 @@ def page(result: dict[str, Any]) -> str:
         *_table(["", *names, *over], [_cells(name, variants, names, over) for name, variants in rows.items()]),
         *_split(rows),
         *_phases(rows),
+        *_functions(rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -147,6 +154,15 @@ def _phases(rows: dict[str, Any]) -> list[str]:
         "Where our time goes: " + _ABOUT_PHASES + " The rest is Dynamo's, AOTAutograd's and, in training, autograd's."
     )
     return ["", about, "", *_table(["", *heads, "the rest"], cells)]
+
+
+def _functions(rows: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, variants in rows.items():
+        if found := variants.get("functions"):
+            cells = [[f"`{one['function']}`", f"{one['times']:.1f}", f"{one['own']:.1f}"] for one in found]
+            lines += ["", f"### {name}", "", *_table(["function", "times", "µs"], cells)]
+    return ["", "## Functions of one call", "", _ABOUT_FUNCTIONS, *lines] if lines else []
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -125,6 +125,7 @@ def undecided() -> int:
 def graphs_of(functions: Iterable[Any]) -> Graphs:
     """Sum what the package reports about its functions."""
     graphs = Graphs()
+    copies = 0
     slots: Counter[str] = Counter()
     for function in functions:
         graphs.functions += 1
@@ -132,6 +133,7 @@ def graphs_of(functions: Iterable[Any]) -> Graphs:
         graphs.recordings += len(function.recordings)
         for recording in function.recordings:
             graphs.kernels_inside += recording.kernels
+            copies += recording.nodes.get("memcpy", 0)
             graphs.bindings += recording.bindings
             graphs.bytes_borrowed += recording.bytes_borrowed
             graphs.updates += recording.updates
@@ -140,6 +142,7 @@ def graphs_of(functions: Iterable[Any]) -> Graphs:
         where = f"{function.kind} {function.name}" + (f" ({function.source})" if function.source else "")
         graphs.cuts += [f"{reason} [{where}]" for reason in function.reasons]
         graphs.decisions += [f"{one.chosen}: {one.reason} [{where}]" for one in function.decisions]
+    graphs.copies_inside = copies
     graphs.slots = dict(sorted(slots.items()))
     return graphs
 

@@ -109,6 +109,7 @@ class Graphs:
     replayed: int = 0
     recordings: int = 0
     kernels_inside: int = 0
+    copies_inside: int | None = None
     slots: dict[str, int] = field(default_factory=dict)
     bindings: int = 0
     bytes_borrowed: int = 0

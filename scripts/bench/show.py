@@ -83,16 +83,17 @@ def timing_table(results: Sequence[Result]) -> Table:
 def simulated_table(results: Sequence[Result]) -> Table:
     """The counts of the simulated run."""
     table = Table(title="On the simulated driver, tiny sizes, per iteration", title_justify="left")
-    for heading in ("workload", "graphs", "replayed", "kernels", "slots", "updates", "staged", "Python calls", "error"):
-        table.add_column(heading, justify="left" if heading == "workload" else "right")
+    table.add_column("workload")
+    for heading in ("graphs", "replayed", "kernels", "copies", "slots", "updates", "staged", "Python calls", "error"):
+        table.add_column(heading, justify="right")
     table.add_column("status")
     for result in results:
         ours = result.variants.get(OURS.name, VariantResult())
         graphs, accuracy = ours.graphs, ours.accuracy
-        cells = ["-"] * 7
+        cells = ["-"] * 8
         if graphs is not None:
             slots = " ".join(f"{engine} {count}" for engine, count in graphs.slots.items())
-            counts = (graphs.functions, graphs.replayed, graphs.kernels_inside, slots or 0)
+            counts = (graphs.functions, graphs.replayed, graphs.kernels_inside, graphs.copies_inside, slots or 0)
             cells = [*map(str, counts), f"{graphs.updates:g}", f"{graphs.staged:g}", str(graphs.python_calls)]
         error = "-" if accuracy is None else f"{accuracy.against_eager:.0e}"
         table.add_row(result.workload, *cells, error, status(result))

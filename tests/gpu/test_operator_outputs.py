@@ -7,13 +7,22 @@ import torch
 import torch.nn.functional as F
 
 from pygraph_inductor.driver.devices import driver_for
+from pygraph_inductor.driver.protocol import BlockEvent
 from tests.gpu.comparing import DEVICE, Counting, agree, compiled
 from tests.gpu.operators import like_first, opaque
 
 MIB = 1 << 20
 
 
-def test_the_log_has_the_blocks_that_were_given_out_meanwhile_in_order() -> None:
+def given(address: int, nbytes: int) -> BlockEvent:
+    return BlockEvent(address, nbytes, given=True)
+
+
+def taken(address: int, nbytes: int) -> BlockEvent:
+    return BlockEvent(address, nbytes, given=False)
+
+
+def test_the_log_has_the_blocks_that_were_given_out_and_taken_back_meanwhile_in_order() -> None:
     driver = driver_for(torch.device(DEVICE, torch.cuda.current_device()))
     with driver.watched_blocks() as outer:
         first = torch.empty(3 * MIB, dtype=torch.uint8, device=DEVICE)
@@ -23,9 +32,14 @@ def test_the_log_has_the_blocks_that_were_given_out_meanwhile_in_order() -> None
             second = torch.empty(3 * MIB, dtype=torch.uint8, device=DEVICE)
             assert log.so_far() == 1
             small = torch.empty(100, dtype=torch.uint8, device=DEVICE)
-            assert log.blocks() == [(second.data_ptr(), 3 * MIB), (small.data_ptr(), 100)]
-        assert outer.so_far() == 3
-        assert outer.blocks() == [(place, 3 * MIB), (second.data_ptr(), 3 * MIB), (small.data_ptr(), 100)]
+            assert log.events() == [given(second.data_ptr(), 3 * MIB), given(small.data_ptr(), 100)]
+        assert outer.so_far() == 4
+        assert outer.events() == [
+            given(place, 3 * MIB),
+            taken(place, 3 * MIB),
+            given(second.data_ptr(), 3 * MIB),
+            given(small.data_ptr(), 100),
+        ]
     assert second.data_ptr() == place
     assert not torch._C._cuda_isHistoryEnabled()
 
@@ -40,10 +54,11 @@ def test_a_capture_is_in_the_log_too() -> None:
 
     with driver.watched_blocks() as log:
         graph, _ = driver.capture(body, driver.new_pool(), {})
-        given = log.blocks()
+        events = log.events()
         graph.close()
-    assert given is not None and places[0] == places[1]
-    assert [block for block in given if block[0] == places[0]] == [(places[0], 5 * MIB)] * 2
+    assert events is not None and places[0] == places[1]
+    once = [given(places[0], 5 * MIB), taken(places[0], 5 * MIB)]
+    assert [event for event in events if event.address == places[0]] == once * 2
 
 
 def test_a_history_of_the_users_stays_as_it_is() -> None:
@@ -53,7 +68,7 @@ def test_a_history_of_the_users_stays_as_it_is() -> None:
         kept = torch.empty(3 * MIB, dtype=torch.uint8, device=DEVICE)
         with driver.watched_blocks() as log:
             torch.empty(3 * MIB, dtype=torch.uint8, device=DEVICE)
-            assert log.blocks() is None
+            assert log.events() is None
         entries = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
         assert [entry for entry in entries if entry["action"] == "alloc" and entry["addr"] == kept.data_ptr()]
         step = compiled(lambda x: F.conv1d(x, x[:8, :, :3]))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pygraph_inductor.driver.arena import ArenaLog
-from pygraph_inductor.driver.protocol import TABLE_WRITER, Area, Node, NodeKind
+from pygraph_inductor.driver.protocol import TABLE_WRITER, Area, BlockEvent, Node, NodeKind
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording import capture_pair
 from pygraph_inductor.recording.bindings import Found
@@ -158,9 +158,41 @@ def test_an_operator_that_returns_memory_where_its_workspace_was(
     assert not caplog.records
 
 
+def test_an_operator_that_drops_what_was_there_before_it_and_returns_memory_where_that_was(
+    small: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kernel of its own still reads it. Told to look where the output goes, it would not find what was written.
+
+    In one pool the second capture's output is elsewhere, which tells them apart.
+    """
+    driver = SimulatedDriver()
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        kept = [namespace["empty_strided_cpu"](SIZE, STRIDE, F32)]
+        namespace["cpp_fused_0"](kept[0], x)
+        doubled = namespace["empty_strided_cpu"](SIZE, STRIDE, F32)
+        namespace["cpp_fused_0"](doubled, x)
+
+        def inside(operator: str) -> int:
+            if kept and operator == "aten.sin.default":
+                namespace["cpp_fused_0"](doubled, kept.pop())
+            return 0
+
+        driver.faults.workspace = inside
+        if not driver.is_capturing():
+            inside("aten.sin.default")
+        return [torch.ops.aten.sin.default(doubled)]
+
+    function = HandWritten(body, driver)
+    check(function, random)
+    (recording,) = function.recordings
+    assert recording.log.nodes.get("memcpy", 0) == (0 if small is None else 1)
+    assert set(recording.log.slots) == {"patch"} and not caplog.records
+
+
 def test_where_the_allocator_tells_nothing_outputs_of_operators_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not where the user has it keep its history."""
-    monkeypatch.setattr(ArenaLog, "blocks", lambda self: None)
+    monkeypatch.setattr(ArenaLog, "events", lambda self: None)
     function = HandWritten(sorted_into_a_freed_block)
     check(function, random)
     (recording,) = function.recordings
@@ -327,20 +359,34 @@ def test_a_workspace_that_lay_there_in_one_capture_is_told_from_the_output_by_th
     assert in_place(second, second, crowded, crowded) is None
 
 
+def given(address: int, nbytes: int) -> BlockEvent:
+    return BlockEvent(address, nbytes, given=True)
+
+
+def taken(address: int, nbytes: int) -> BlockEvent:
+    return BlockEvent(address, nbytes, given=False)
+
+
+OUTPUT = given(4096, 500)
+
+
 @pytest.mark.parametrize(
-    ("given", "alone"),
+    ("events", "alone"),
     [
-        ([(4096, 512)], True),
-        ([(1024, 512), (4096, 500), (8192, 512)], True),
-        ([(4096, 256), (4352, 256), (4096, 512)], True),  # scraps that fit
-        ([(4096, 1024), (4096, 512)], False),
-        ([(3584, 1024), (4096, 512)], False),
-        ([(4500, 1024), (4096, 512)], False),
-        ([(1024, 512)], False),  # it was there before the call
+        ([OUTPUT], True),
+        ([given(1024, 512), OUTPUT, given(8192, 512), taken(1024, 512), taken(9216, 512)], True),
+        ([given(4096, 256), given(4352, 256), taken(4352, 256), taken(4096, 256), OUTPUT], True),  # scraps that fit
+        ([given(4096, 1024), taken(4096, 1024), OUTPUT], False),
+        ([given(3584, 1024), taken(3584, 1024), OUTPUT], False),
+        ([given(4500, 1024), taken(4500, 1024), OUTPUT], False),
+        ([taken(4096, 512), OUTPUT], False),  # that one was there before the call
+        ([taken(3584, 4096), OUTPUT], False),
+        ([given(4096, 512), taken(4352, 256), taken(4096, 512), OUTPUT], False),
+        ([given(1024, 512)], False),  # the output was there before the call
         ([], False),
     ],
 )
-def test_alone_is_an_output_whose_block_held_nothing_that_reaches_beyond_it(
-    given: list[tuple[int, int]], alone: bool
+def test_alone_is_an_output_whose_block_held_nothing_else_that_is_older_or_reaches_beyond_it(
+    events: list[BlockEvent], alone: bool
 ) -> None:
-    assert is_alone(given, 4096, 500) is alone
+    assert is_alone(events, 4096, 500) is alone

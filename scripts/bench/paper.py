@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from scripts.bench.stats import geomean
 from scripts.bench.variants import INDUCTOR, OURS, STOCK
 
 PAPER = Path(__file__).with_name("paper.json")
+PLAIN = "plain"  # a decision against a graph
+NO_ADDRESSES = "ours-no-addresses"
 
 
 def published() -> dict[str, Any]:
@@ -22,44 +26,151 @@ def published() -> dict[str, Any]:
     return figures
 
 
-def overall_table(main: Sequence[Result], from_nothing: Sequence[Result], paper: dict[str, Any]) -> str:
-    """The paper's averages beside ours over its workloads."""
-    own = [result for result in main if result.facts.get("paper")]
+@dataclass(frozen=True)
+class Measured:
+    """The page's rows of the paper's workloads, and rows of them from runs of their own: with techniques switched off,
+    and compiled from nothing. What is found is by workload, of those that have what it takes.
+    """
+
+    rows: Sequence[Result]
+    off: Sequence[Result]
+    cold: Sequence[Result]
+
+    @staticmethod
+    def of(main: Sequence[Result], off: Sequence[Result], cold: Sequence[Result]) -> Measured:
+        return Measured(*([row for row in rows if row.facts.get("paper")] for rows in (main, off, cold)))
+
+    def over(self, name: str, base: str) -> dict[str, float]:
+        return ratios(self.rows, name, base)
+
+    def starts(self) -> dict[str, float]:
+        return {row.workload: value for row in self.cold if (value := goals.cold_startup_ratio(row))}
+
+    def peaks(self) -> dict[str, float]:
+        """Our peak of reserved memory over that of stock graphs."""
+        found = {}
+        for row in self.rows:
+            ours, stock = (row.variants.get(name, VariantResult()).memory for name in (OURS.name, STOCK.name))
+            if ours and stock and goals.good(row, OURS.name) and goals.good(row, STOCK.name):
+                found[row.workload] = ours.peak_reserved / stock.peak_reserved
+        return found
+
+    def marked(self, cell: tuple[str, int], rows: Iterable[Result]) -> tuple[str, int]:
+        """What was found in rows from runs of their own, with their commits that no row of the page is of."""
+        commits = sorted({commit_name(row) for row in rows} - {commit_name(row) for row in self.rows})
+        return f"{cell[0]} ({', '.join(commits)})" if commits else cell[0], cell[1]
+
+
+def ratios(rows: Sequence[Result], name: str, base: str) -> dict[str, float]:
+    """The time of one variant over another's."""
+    return {row.workload: value for row in rows if (value := goals.over(row, name, base)) is not None}
+
+
+def overall_table(measured: Measured, paper: Mapping[str, Any]) -> str:
+    """The paper's figures over all its workloads, beside ours."""
     rows = []
-    labels = {"geomean_stock": "stock graphs over none, geomean", "geomean_ours": "all techniques over none, geomean"}
-    for key, name in (("geomean_stock", STOCK.name), ("geomean_ours", OURS.name)):
-        mark = " (read from a figure)" if key in paper["second_hand"] else ""
-        values = [v for r in own if (v := goals.over(r, INDUCTOR.name, name))]
-        rows.append((labels[key], f"{times(paper['overall'][key])}{mark}", times(geomean(values)), len(values)))
-    over_stock = [v for r in own if (v := goals.over(r, STOCK.name, OURS.name))]
-    rows.append(
-        ("best over stock graphs", times(paper["overall"]["best_over_stock"]), best(over_stock), len(over_stock))
-    )
-    slower = [v for r in own if (v := goals.over(r, INDUCTOR.name, STOCK.name))]
-    count = f"{sum(v < 0.97 for v in slower)} of {len(slower)}"
-    rows.append(
-        (
-            "stock graphs slower than none by 3 % or more",
-            f"{paper['overall']['slower_than_none']} of 25",
-            count,
-            len(slower),
-        )
-    )
-    cold = [v for r in from_nothing if r.facts.get("paper") and (v := goals.cold_startup_ratio(r))]
-    average = times(sum(cold) / len(cold)) if cold else "-"
-    rows.append(
-        (
-            "time to the steady state over stock's (paper: compile time)",
-            times(paper["overall"]["compile_ratio"]),
-            average,
-            len(cold),
-        )
-    )
+    for key, value in paper["overall"].items():
+        what, there, (here, count) = OVERALL[key](value, measured)
+        rows.append((what, f"{there} (read from a figure)" if key in paper["second_hand"] else there, here, count))
     return table(("figure", "paper", "here", "workloads"), rows)
 
 
-def best(values: Sequence[float]) -> str:
-    return times(max(values)) if values else "-"
+def mean(found: Mapping[str, float], average: Callable[[Iterable[float]], float | None] = geomean) -> tuple[str, int]:
+    return times(average(found.values()) if found else None), len(found)
+
+
+def benefit(measured: Measured) -> tuple[str, int]:
+    """What our graphs gain over none, over what stock graphs gain, on the workloads that have both."""
+    ours, stock = (measured.over(INDUCTOR.name, name) for name in (OURS.name, STOCK.name))
+    both = ours.keys() & stock.keys()
+    gained, gained_by_stock = ((geomean(found[name] for name in both) or 1.0) - 1 for found in (ours, stock))
+    return times(gained / gained_by_stock if gained_by_stock > 0 else None), len(both)
+
+
+def extreme(
+    found: Mapping[str, float], pick: Callable[[Iterable[tuple[float, str]]], tuple[float, str]]
+) -> tuple[str, int]:
+    """The largest or the least, with its workload."""
+    if not found:
+        return "-", 0
+    value, name = pick((value, name) for name, value in found.items())
+    return f"{times(value)} ({name})", len(found)
+
+
+def those(found: Mapping[str, float], which: Callable[[float], bool]) -> tuple[str, int]:
+    return f"{sum(map(which, found.values()))} of {len(found)}", len(found)
+
+
+def slower_than_better(rows: Sequence[Result]) -> tuple[str, int]:
+    found = goals.over_better(rows)
+    sure, perhaps = goals.slower(found)
+    return f"{len(sure)} surely, {len(perhaps)} perhaps" if found else "-", len(found)
+
+
+def graphs_kept(rows: Sequence[Result]) -> tuple[str, int]:
+    """Decisions for a graph, of all that were made: there is one for each function and its sizes."""
+    good = [row.variants[OURS.name] for row in rows if goals.good(row, OURS.name)]
+    chosen = [[one.chosen for one in variant.decisions if one.chosen] for variant in good]
+    undecided = sum(not one.chosen for variant in good for one in variant.decisions)
+    made = [one for each in chosen for one in each]
+    kept = f"{sum(one != PLAIN for one in made)} of {len(made)}" if made else "-"
+    return f"{kept}, {undecided} undecided" if undecided else kept, sum(map(bool, chosen))
+
+
+def addresses_gained(measured: Measured) -> tuple[str, int]:
+    found = ratios(measured.off, NO_ADDRESSES, OURS.name)
+    return measured.marked(those(found, lambda ratio: ratio > 1.04), (r for r in measured.off if r.workload in found))
+
+
+def so_many(figures: Sequence[int]) -> str:
+    """How many, and of how many where the paper says that."""
+    return " of ".join(map(str, figures))
+
+
+# The paper's figure -> its row: what it is, its value there, its value here with the number of workloads.
+OVERALL: dict[str, Callable[[Any, Measured], tuple[str, str, tuple[str, int]]]] = {
+    "geomean_stock": lambda v, m: (
+        "stock graphs over none, geomean", times(v), mean(m.over(INDUCTOR.name, STOCK.name))
+    ),
+    "geomean_ours": lambda v, m: (
+        "all techniques over none, geomean", times(v), mean(m.over(INDUCTOR.name, OURS.name))
+    ),
+    "benefit_over_stock": lambda v, m: (
+        "what all techniques gain over none, over what stock graphs gain", f"over {times(v)}", benefit(m)
+    ),
+    "best_over_stock": lambda v, m: (
+        "best over stock graphs", times(v), extreme(m.over(STOCK.name, OURS.name), max)
+    ),
+    "slower_than_none": lambda v, m: (
+        "stock graphs slower than none by 3 % or more",
+        so_many(v),
+        those(m.over(INDUCTOR.name, STOCK.name), lambda ratio: ratio < 0.97),
+    ),
+    "slower_than_better": lambda v, m: (
+        "all techniques slower than the better of none and stock graphs (here: by over 2 %)",
+        so_many(v),
+        slower_than_better(m.rows),
+    ),
+    "addresses_gained": lambda v, m: (
+        "addresses as parameters gain over 4 % (with over without)",
+        so_many(v),
+        addresses_gained(m),
+    ),
+    "graphs_kept": lambda v, m: (
+        "graphs kept by selection (here: of functions and their sizes)", so_many(v), graphs_kept(m.rows)
+    ),
+    "compile_ratio": lambda v, m: (
+        "time to the steady state over stock's (paper: compile time)",
+        times(v),
+        m.marked(mean(m.starts(), statistics.mean), m.cold),
+    ),
+    "compile_ratio_worst": lambda v, m: (
+        "time to the steady state over stock's, worst workload", times(v), m.marked(extreme(m.starts(), max), m.cold)
+    ),
+    "peak_memory_least": lambda v, m: (
+        "peak reserved memory over stock graphs', least", times(v), extreme(m.peaks(), min)
+    ),
+}  # fmt: skip
 
 
 def workloads_table(main: Sequence[Result], ablated: Sequence[Result], paper: dict[str, Any]) -> str:
@@ -94,7 +205,7 @@ def _gain_of(off: Result, technique: str, row: Result) -> str:
 
 # The paper's figure -> its row: what it is, its value there, its value here. Given are its value, ours, and ours from a
 # run in which techniques were switched off.
-PUBLISHED: dict[str, Callable[[float, Result, Result], tuple[str, str, str]]] = {
+PUBLISHED: dict[str, Callable[[Any, Result, Result], tuple[str, str, str]]] = {
     "over_stock": lambda v, r, _: ("over stock graphs", times(v), times(goals.over(r, STOCK.name, OURS.name))),
     "stock_over_none": lambda v, r, _: (
         "stock graphs over none", times(v), times(goals.over(r, INDUCTOR.name, STOCK.name))
@@ -107,6 +218,8 @@ PUBLISHED: dict[str, Callable[[float, Result, Result], tuple[str, str, str]]] = 
     "addresses_gain": lambda v, r, off: (
         "addresses as parameters (with over without)", times(1 + v), _gain_of(off, "addresses", r)
     ),
+    "selection_gain": lambda v, r, off: ("selection (with over without)", times(1 + v), _gain_of(off, "selection", r)),
+    "graphs_kept": lambda v, r, _: ("graphs kept by selection", so_many(v), graphs_kept([r])[0]),
     "in_graphs_stock": lambda v, r, _: ("kernels in graphs, stock", f"{v:.2f} %", _inside(r, STOCK.name)),
     "in_graphs_ours": lambda v, r, _: ("kernels in graphs, ours", f"{v:.2f} %", _inside(r, OURS.name)),
     "copied_stock": lambda v, r, _: ("bytes copied, stock", human_bytes(v), resources.copied(r, STOCK.name)),
@@ -130,4 +243,10 @@ def differences(main: Sequence[Result], paper: dict[str, Any]) -> str:
         )
     if own:
         lines.append(f"Written for this benchmark after public descriptions, same sizes: {', '.join(own)}.")
+    spread = paper["tensor_parallel"]
+    lines.append(
+        f"The paper's tensor-parallel figures (up to {times(spread['best_over_stock'])} over stock graphs, "
+        f"{times(spread['mean_over_stock'])} on average, on up to {spread['gpus']} GPUs) are not measured here: every "
+        "row is of one GPU."
+    )
     return "\n".join(lines)

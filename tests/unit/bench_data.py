@@ -21,6 +21,8 @@ from scripts.bench.stats import Spread
 # Ten rounds of a machine that wobbles by up to 1 %.
 WOBBLE = [1.0, 1.002, 0.998, 1.01, 0.995, 1.0, 1.004, 0.99, 1.001, 0.999]
 MIB = 1 << 20
+OTHER_NAME = "f" * 12
+OTHER = {"id": "f" * 40, "sources": "beef", "changed": False}  # a commit that results are not of by default
 
 
 def timing(microseconds: float) -> Timing:
@@ -81,4 +83,15 @@ def result(name: str, plain: float, stock: float, ours: float, floor: float, **c
     ]  # fmt: skip
     for key, value in changes.items():
         setattr(found, key, value)
+    return found
+
+
+def compiled_from_nothing(name: str, ours: float, **changes: Any) -> Result:
+    """A row of a run that times nothing."""
+    found = result(name, 100, 80, 50, 45, finished="2026-03-01T00:00:00+00:00", **changes)
+    found.configuration = {**found.configuration, "throughput": None, "cache": "cold"}
+    del found.variants["ours-no-transform"]
+    for one in found.variants.values():
+        one.timing = None
+    found.variants["ours"].startup = Startup(20.0, ours, "cold")
     return found

@@ -11,12 +11,10 @@ import pytest
 from scripts.bench import facts, goals, model, page, paper, resources, results
 from scripts.bench.results import MemoryParts, Startup
 from scripts.bench.stats import TIMES
-from tests.unit.bench_data import result, variant
+from tests.unit.bench_data import OTHER, OTHER_NAME, compiled_from_nothing, result, variant
 
 GOLDEN = Path(__file__).with_name("golden") / "bench_page.md"
 TEMPLATE = (facts.ROOT / "docs" / "benchmarks" / page.TEMPLATE).read_text()
-OTHER_NAME = "f" * 12
-OTHER = {"id": "f" * 40, "sources": "beef", "changed": False}
 
 
 def rows():
@@ -107,22 +105,6 @@ def test_plots_without_matplotlib_leave_the_page_as_it_is(tmp_path, monkeypatch)
     with pytest.raises(SystemExit, match="--no-plots"):
         page.publish(tmp_path / "data", tmp_path, pool=False, plots=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_published_figure_has_a_row():
-    for figures in paper.published()["workloads"].values():
-        assert figures.keys() <= paper.PUBLISHED.keys()
-
-
-def test_kernels_out_of_reach_of_graphs_are_told_apart():
-    found = result("VM", 100, 80, 50, 45)
-    profile = found.variants["ours"].profile
-    profile.kernels, profile.kernels_in_graphs = 100.0, 30.0
-    shares = {None: "30.00 %", 100.0: "30.00 %", 60.0: "30.00 % (50.00 % of compiled code's)"}
-    for compiled, expected in shares.items():
-        profile.kernels_compiled = compiled
-        table = paper.workloads_table([found], [], {"workloads": {"VM": {"in_graphs_ours": 71.01}}})
-        assert f"| 71.01 % | {expected} |" in table
 
 
 def test_publish_writes_page_and_plots(tmp_path):
@@ -224,17 +206,6 @@ def test_every_workload_that_is_slower_is_named():
     goal = goals.never_slower(slow)
     assert "2 surely, 0 perhaps" in goal.found and "TKE 1.25" in goal.found and "EOS 1.12" in goal.found
     assert "VM" not in goal.found
-
-
-def compiled_from_nothing(name: str, ours: float, **changes):
-    """A row of a run that times nothing."""
-    found = result(name, 100, 80, 50, 45, finished="2026-03-01T00:00:00+00:00", **changes)
-    found.configuration = {**found.configuration, "throughput": None, "cache": "cold"}
-    del found.variants["ours-no-transform"]
-    for one in found.variants.values():
-        one.timing = None
-    found.variants["ours"].startup = Startup(20.0, ours, "cold")
-    return found
 
 
 def test_start_up_from_nothing_is_beside_the_row_not_in_its_place():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import goals, model, paper, resources
+from scripts.bench import goals, model, paper, resources, single_calls
 from scripts.bench.compare import times
 from scripts.bench.markdown import table
 from scripts.bench.measure import STEADY
@@ -120,6 +120,7 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         "origin": lambda: origin(main, others, [*cold, *ablated(results, main)]),
         "goals": lambda: goals_table(main, cold),
         "speed": lambda: speed_table(main, others),
+        "single_calls": lambda: single_calls.calls_table({marked(row, main): row for row in [*main, *others]}),
         "paper_overall": lambda: paper.overall_table(paper.Measured.of(main, ablated(results, main), cold), published),
         "paper": lambda: paper.workloads_table(main, ablated(results, main), published),
         "differences": lambda: paper.differences(main, published),

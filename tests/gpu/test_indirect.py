@@ -9,11 +9,13 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import pygraph_inductor
 from pygraph_inductor.driver import table
@@ -26,7 +28,7 @@ from pygraph_inductor.selection import calibrating
 from pygraph_inductor.selection.cost_model import Coefficients
 from pygraph_inductor.selection.probing import Case, Turns
 from tests.gpu import models
-from tests.gpu.comparing import CALLS, DEVICE, agree, compiled
+from tests.gpu.comparing import CALLS, DEVICE, Agreement, Counting, agree, compiled, plainly, same_bits
 
 pytestmark = pytest.mark.timeout(300)
 F16, BF16, F64, I64 = torch.float16, torch.bfloat16, torch.float64, torch.int64
@@ -90,14 +92,25 @@ def _is_also_given_directly(slot: Any, recording: Recording) -> bool:
     return all(binding.addend for binding in slot.bindings if is_twin(nodes[binding.node]))
 
 
+def expect_templates_twin(agreement: Agreement, at_least: int = 1) -> None:
+    """Twins of templates are in the graphs. Which configuration tuning takes is chance: in some, a twin would spill."""
+    logs = [log for function in agreement.counting.functions for log in function.recordings]
+    refused = [why for log in logs for kernel, why in log.without_twins.items() if kernel.startswith(TEMPLATE)]
+    assert set(refused) <= {"its twin would need more registers than there are"}
+    assert count(lambda name: name.startswith(TEMPLATE) and is_twin(name)) + len(refused) >= at_least
+
+
 @dataclass(frozen=True)
 class Shape:
-    """A program whose kernels have one of the shapes that Inductor makes."""
+    """A program whose kernels have one of the shapes that Inductor makes. With `template`, one of them is a template:
+    Inductor's other kernels around it have twins in any case.
+    """
 
     function: Callable[..., Any]
     make: Callable[[], Sequence[torch.Tensor]]
     twins: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+    template: bool = False
 
 
 def _in_place(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -114,6 +127,19 @@ def _fp8(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return narrow, (x * 2).to(torch.float8_e5m2), narrow.float() + 1
 
 
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Causal, and each head has a bias of its own, which the template reads besides."""
+    return flex_attention(
+        q, k, v, score_mod=lambda score, b, h, i, j: torch.where(i >= j, score + bias[h], -float("inf"))
+    )
+
+
+TEMPLATE = "triton_tem"
+ONLY_TRITON = {
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_backends": "TRITON",
+    "max_autotune_conv_backends": "TRITON",
+}
 SHAPES: dict[str, Shape] = {
     "pointwise": Shape(lambda x, y: torch.relu(x + y) * 2, lambda: (randn(1000, 257), randn(1000, 257))),
     "pointwise, wide": Shape(lambda x, y: x * y + 1, lambda: (randn(1 << 20), randn(1 << 20))),
@@ -148,6 +174,32 @@ SHAPES: dict[str, Shape] = {
         lambda x: x.sum(), lambda: (randn(1 << 20),), options={"triton.force_cooperative_reductions": True}
     ),
     "random numbers": Shape(lambda x: torch.nn.functional.dropout(x, 0.5), lambda: (randn(300, 300),)),
+    "three tiles": Shape(
+        lambda x, y: x.permute(2, 1, 0) + y,
+        lambda: (randn(40, 50, 70), randn(70, 50, 40)),
+        options={"triton.max_tiles": 3, "triton.prefer_nd_tiling": True},
+    ),
+    "matmul template": Shape(
+        lambda x, w: torch.relu(x @ w),
+        lambda: (randn(512, 256, dtype=F16), randn(256, 512, dtype=F16)),
+        options=ONLY_TRITON,
+        template=True,
+    ),
+    "bmm template": Shape(
+        lambda x, w: torch.relu(x @ w),
+        lambda: (randn(6, 256, 128, dtype=F16), randn(6, 128, 192, dtype=F16)),
+        options=ONLY_TRITON,
+        template=True,
+    ),
+    "convolution template": Shape(
+        lambda x, w: torch.relu(torch.nn.functional.conv2d(x, w, padding=1)),
+        lambda: (randn(4, 32, 28, 28, dtype=F16), randn(64, 32, 3, 3, dtype=F16)),
+        options=ONLY_TRITON,
+        template=True,
+    ),
+    "flex attention": Shape(
+        _attention, lambda: (*(randn(2, 4, 256, 64, dtype=F16) for _ in range(3)), randn(4)), template=True
+    ),
 }
 
 
@@ -160,15 +212,45 @@ def test_twins_give_the_same_bits_on_addresses_that_move(name: str) -> None:
     shape = SHAPES[name]
     with torch.no_grad():
         call = with_options(shape.function, shape.options)
-        agree(call, lambda _: tuple(shape.make()), replays=CALLS - 2)
-    expect_twins(shape.twins)
+        agreement = agree(call, lambda _: tuple(shape.make()), replays=CALLS - 2)
+    if shape.template:
+        expect_templates_twin(agreement)
+    else:
+        expect_twins(shape.twins)
 
 
-def test_matmul_template_has_a_twin() -> None:
-    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"}
-    call = with_options(lambda x, w: torch.relu(x @ w), options)
-    with torch.no_grad():
-        agree(call, lambda _: (randn(512, 256, dtype=F16), randn(256, 512, dtype=F16)), replays=CALLS - 2)
+def test_flex_attention_has_twins_forwards_and_backwards() -> None:
+    call = compiled(_attention)
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> list[torch.Tensor]:
+        out = call(q, k, v, bias)
+        return [out.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))]
+
+    def make(_: int) -> list[torch.Tensor]:
+        return [*(randn(2, 4, 256, 64, dtype=F16).requires_grad_() for _ in range(3)), randn(4)]
+
+    agreement = agree(step, make, replays=2 * (CALLS - 2))
+    expect_templates_twin(agreement, 2)
+
+
+def test_reductions_of_rows_and_columns_in_one_kernel_have_a_twin() -> None:
+    """Inductor's "mix order" reduction, which it makes of large tensors only."""
+    import torch._inductor.config as inductor_config
+    from torch._inductor import metrics
+
+    if not hasattr(inductor_config.triton, "mix_order_reduction"):
+        pytest.skip("this torch has none")
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = x * y
+        return product.sum(1), product.sum(0)
+
+    made = metrics.codegen_mix_order_reduction
+    # What comes from a cache is not counted.
+    with inductor_config.patch(force_disable_caches=True), torch.no_grad():
+        call = with_options(function, {"triton.mix_order_reduction": True})
+        agree(call, lambda _: (randn(8192, 1024), randn(8192, 1024)), replays=CALLS - 2)
+    assert metrics.codegen_mix_order_reduction > made
     expect_twins()
 
 
@@ -188,6 +270,105 @@ def test_one_node_is_updated_whatever_moved() -> None:
     assert log.twins >= 3 and set(log.slots) == {"indirect"}
     # Once more for the replay that verified it. The rest of the nodes has never been touched.
     assert log.updates == log.replays + 1
+
+
+def long_work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Milliseconds on the device. Kernels read `x` until the end, when they write the outputs."""
+    z = y
+    for number in range(12):
+        z = torch.softmax(z * 2 + x, number % 2)
+    return z, z - y
+
+
+LONG = (4096, 4096)
+BACK_TO_BACK = 12
+
+
+class BackToBack:
+    """Calls of `long_work` from its graph that wait for nothing, each with tensors that are where none were before."""
+
+    def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
+        self.counting = Counting()
+        self.call = compiled(long_work)
+        for stream in streams:
+            for _ in range(3):
+                with torch.cuda.stream(stream):
+                    self.call(randn(*LONG), randn(*LONG))
+                torch.cuda.synchronize()
+        self.replays_before = self.counting.replays
+        self.inputs = [(randn(*LONG), randn(*LONG)) for _ in range(BACK_TO_BACK)]
+        for stream in streams:  # blocks for the results: whoever asks the driver for memory may wait for the device
+            with torch.cuda.stream(stream):
+                room = [torch.empty(LONG, device=DEVICE) for _ in range(2 * BACK_TO_BACK)]
+                del room
+        self.results: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.ends = {number: torch.cuda.Event() for number in range(BACK_TO_BACK)}
+        torch.cuda.synchronize()
+
+    def run(self, number: int) -> None:
+        self.results[number] = self.call(*self.inputs[number])
+        self.ends[number].record()
+
+    def ended(self) -> int:
+        """The calls that the device is done with."""
+        return sum(end.query() for end in self.ends.values())
+
+    def check(self) -> None:
+        torch.cuda.synchronize()
+        assert self.counting.replays - self.replays_before >= BACK_TO_BACK - 2, self.counting
+        expect_twins(12)
+        for number, pair in enumerate(self.inputs):
+            with plainly():
+                wanted = self.call(*pair)
+            for got, want in zip(self.results[number], wanted, strict=True):
+                assert same_bits(got, want), f"call {number}"
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["before any runs", "while others run"])
+def test_table_is_refreshed_for_replays_to_come_and_not_for_one_that_still_runs(held: bool) -> None:
+    """With `held`, all calls are submitted before the first one may begin; else the device falls behind by itself."""
+    with torch.no_grad():
+        calls = BackToBack([torch.cuda.current_stream()])
+        updates = sum(log.updates for function in calls.counting.functions for log in function.recordings)
+        if held:
+            torch.cuda._sleep(1 << 29)  # a fraction of a second
+        for number in range(BACK_TO_BACK):
+            calls.run(number)
+        ended = calls.ended()
+        calls.check()
+    assert ended <= (0 if held else BACK_TO_BACK // 2), "the host was too slow for this to test anything"
+    (log,) = calls.counting.functions[0].recordings
+    assert set(log.slots) == {"indirect"}
+    assert log.updates - updates == BACK_TO_BACK  # the node that writes the table, in each call
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["before any runs", "while others run"])
+def test_table_is_refreshed_for_replays_on_two_streams_by_turns(held: bool) -> None:
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    with torch.no_grad():
+        calls = BackToBack(streams)
+        for stream in streams if held else ():
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(1 << 29)
+        for number in range(BACK_TO_BACK):
+            with torch.cuda.stream(streams[number % 2]):
+                calls.run(number)
+        calls.check()
+
+
+def test_table_is_refreshed_for_replays_of_two_threads_on_their_streams() -> None:
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    with torch.no_grad():
+        calls = BackToBack(streams)
+
+        def work(first: int) -> None:
+            with torch.no_grad(), torch.cuda.stream(streams[first]):
+                for number in range(first, BACK_TO_BACK, 2):
+                    calls.run(number)
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(work, range(2)))
+        calls.check()
 
 
 def test_patching_updates_every_kernel_of_the_same_program() -> None:

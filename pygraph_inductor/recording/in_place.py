@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pygraph_inductor.driver.protocol import Area, BlockEvent, Node
 from pygraph_inductor.replay.plan import Binding
 
-_GRANULE = 512  # bytes: what blocks are multiples of, those for outputs in a replay, too
-
 
 @dataclass(frozen=True)
 class Block:
@@ -40,7 +38,7 @@ class Block:
 
 def is_alone(events: Sequence[BlockEvent], address: int, nbytes: int) -> bool:
     """Whether all blocks that were there meanwhile were given out meanwhile, inside these bytes; one is the output."""
-    end = address + -(-nbytes // _GRANULE) * _GRANULE
+    end = address + nbytes
     given = set()
     for event in events:
         if event.address >= end or event.address + event.nbytes <= address:

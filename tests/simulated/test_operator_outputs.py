@@ -158,6 +158,25 @@ def test_an_operator_that_returns_memory_where_its_workspace_was(
     assert not caplog.records
 
 
+def test_a_workspace_that_is_larger_by_less_than_blocks_are_rounded_to_has_its_output_alone_copied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It writes behind the output, which is nobody's memory there, but is watched while the graph is verified."""
+    driver = SimulatedDriver()
+    driver.faults.workspace = lambda operator: 512 if operator == "aten.sin.default" else 0
+
+    def body(namespace: dict[str, Any], x: torch.Tensor) -> Any:
+        doubled = namespace["empty_strided_cpu"]((5, 5), (5, 1), F32)
+        namespace["cpp_fused_0"](doubled, x)
+        return torch.ops.aten.sin.default(doubled), torch.ops.aten.cos.default(doubled)
+
+    function = HandWritten(body, driver)
+    check(function, random)
+    (recording,) = function.recordings
+    assert recording.log.nodes["memcpy"] == 1 and set(recording.log.slots) == {"patch"}
+    assert not caplog.records
+
+
 def test_an_operator_that_drops_what_was_there_before_it_and_returns_memory_where_that_was(
     small: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -375,7 +394,8 @@ OUTPUT = given(4096, 500)
     [
         ([OUTPUT], True),
         ([given(1024, 512), OUTPUT, given(8192, 512), taken(1024, 512), taken(9216, 512)], True),
-        ([given(4096, 256), given(4352, 256), taken(4352, 256), taken(4096, 256), OUTPUT], True),  # scraps that fit
+        ([given(4096, 256), given(4352, 244), taken(4352, 244), taken(4096, 256), OUTPUT], True),  # scraps that fit
+        ([given(4096, 512), taken(4096, 512), OUTPUT], False),
         ([given(4096, 1024), taken(4096, 1024), OUTPUT], False),
         ([given(3584, 1024), taken(3584, 1024), OUTPUT], False),
         ([given(4500, 1024), taken(4500, 1024), OUTPUT], False),

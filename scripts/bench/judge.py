@@ -1,6 +1,6 @@
 """Decisions made in one process, judged in a fresh one: are they right, and what did making and finding them cost.
 
-    python -m scripts.bench.judge TKE EOS DLRM MLP8 --out docs/benchmarks/judged.json --page docs/benchmarks/judged.md
+    python -m scripts.bench.judge --out docs/benchmarks/judged.json --page docs/benchmarks/judged.md
 
 With `--read FILE` nothing is measured, and the page is made from that file. The first process compiles the workloads
 and decides, with an empty store; the second finds the decisions there and is timed in turns with no graphs, stock
@@ -32,7 +32,7 @@ from scripts.bench.results import decode, encode, write_json
 from scripts.bench.stats import Ratio, ratio
 from scripts.bench.variants import INDUCTOR, OURS, STOCK
 
-USUAL = ("TKE", "EOS", "DLRM", "MLP8")
+USUAL = ("TKE", "EOS", "DLRM", "DR-I", "MLP8")
 SLOWER = 0.02  # than the better of no graphs and stock graphs
 COST = 0.05  # of measuring, as a share of compile time
 LOOKUP = 1000.0  # µs a graph

@@ -17,7 +17,7 @@ from scripts.bench.measure import STEADY
 from scripts.bench.reasons import brief
 from scripts.bench.results import Result, VariantResult, commit_name, load
 from scripts.bench.stats import Ratio, geomean, ratio
-from scripts.bench.variants import ABLATIONS, EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
+from scripts.bench.variants import ABLATIONS, EAGER, FLOOR, INDUCTOR, OURS, STOCK, TECHNIQUES, VARIANTS
 
 TEMPLATE = "page.template.md"
 NOTHING = "Nothing was measured yet."
@@ -249,7 +249,16 @@ def ablation_table(ablated: Mapping[str, Result]) -> str:
     """Our time without a technique over our time with it, by the name that the row shall have."""
     rows = [(name, *(ablation_cell(result, v.name) for v in ABLATIONS)) for name, result in ablated.items()]
     heads = ("workload", *(f"without {v.without}" for v in ABLATIONS))
-    return table(heads, rows) if rows else "Not measured in these rows."
+    return f"{table(heads, rows)}\n\n{switched_off()}" if rows else "Not measured in these rows."
+
+
+def switched_off() -> str:
+    """Which knob each column is of, and what goes with the technique."""
+    knobs = ", ".join(f"`without {name}` is `{knob} = {value!r}`" for name, (knob, value) in TECHNIQUES.items())
+    return (
+        f"{knobs}. With `indirect` go not only tables, but also the copies that nodes of a graph make where these cost "
+        "less than rewriting addresses; what cannot be rewritten is copied with and without it."
+    )
 
 
 def ablation_cell(result: Result, name: str) -> str:

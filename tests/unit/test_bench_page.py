@@ -134,6 +134,7 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     assert page.ablated(results, main) == [off]
     text = page.ablation_table({page.marked(off, main): off})
     assert "| DLRM |" in text and "1.50" in text
+    assert "`without indirect` is `engine = 'patch'`" in text and page.switched_off() not in page.ablation_table({})
     published = {"workloads": {"DLRM": {"transform_over_stock": 2.0, "stock_over_none": 1.5}}}
     table = paper.workloads_table(main, [off], published)
     assert f"2.00{TIMES} | 1.50{TIMES} |" in table, "60 without, 40 with"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -197,10 +198,11 @@ def tensors(mode: FakeTensorMode, specs: Sequence[Any]) -> list[Any]:
     inputs: list[Any] = []
     with mode:
         for spec in specs:
-            if isinstance(spec, (int, float)):
+            if isinstance(spec, (int, float, numpy.generic)):
                 inputs.append(spec)
             elif isinstance(spec, dict):
-                inputs.append(torch.empty(**{"device": "cuda:0", **spec}))
+                make = torch.empty_strided if "stride" in spec else torch.empty
+                inputs.append(make(**{"device": "cuda:0", **spec}))
             else:
                 inputs.append(torch.empty(spec, device="cuda:0"))
     return inputs

@@ -45,11 +45,12 @@ def host(*size: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     return {"size": size, "dtype": dtype, "device": "cpu"}
 
 
-def traced(function: Callable[..., Any], *specs: Any) -> fx.GraphModule:
+def traced(function: Callable[..., Any], *specs: Any, decomposed: bool = True) -> fx.GraphModule:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     inputs = tensors(mode, specs)
+    table = select_decomp_table() if decomposed else {}
     with mode:
-        return make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
+        return make_fx(function, decomposition_table=table, tracing_mode="real")(*inputs)
 
 
 def contents(specs: Any, seed: int) -> list[torch.Tensor]:
@@ -81,9 +82,9 @@ def retargeted(module: fx.GraphModule) -> fx.GraphModule:
 class Rewritten:
     """A function's graph before and after."""
 
-    def __init__(self, function: Callable[..., Any], *specs: Any, on: Any = ALL) -> None:
+    def __init__(self, function: Callable[..., Any], *specs: Any, on: Any = ALL, decomposed: bool = True) -> None:
         self.specs = specs
-        self.module = traced(function, *specs)
+        self.module = traced(function, *specs, decomposed=decomposed)
         self.before = copy.deepcopy(self.module.graph)
         self.outcomes = apply(self.module, on, strict=True)
 
@@ -193,7 +194,8 @@ def test_number_that_is_also_returned_stays_on_the_host(cuda):
 
 def test_number_for_a_custom_operator_stays(cuda):
     rewritten = Rewritten(lambda x, s: (torch.ops.pygraph_tests_transform.looks(x, s),), (8,), host())
-    assert not rewritten.applied and "looks" in rewritten.refused
+    assert not rewritten.applied
+    assert "looks.default takes a CPU tensor, and may look at it on the host" in rewritten.refused
     assert rewritten.mixed()
 
 
@@ -202,7 +204,8 @@ def test_number_written_through_a_mask_stays(cuda):
     mask = {"size": (8,), "dtype": torch.bool}
     put = torch.ops.aten.index_put.default
     rewritten = Rewritten(lambda x, m, s: (put(x, [m], s),), (8,), mask, host())
-    assert not rewritten.applied and "mask" in rewritten.refused
+    assert not rewritten.applied
+    assert rewritten.refused == "writing a number through a mask asks the host how many elements there are"
 
 
 # -- tensors
@@ -322,6 +325,7 @@ def test_boolean_index_from_the_host_stays(cuda):
     index = torch.ops.aten.index_put.default
     rewritten = Rewritten(lambda x, m, v: (index(x, [m], v),), (8,), host(8, dtype=torch.bool), ())
     assert not rewritten.applied and rewritten.mixed()
+    assert rewritten.refused == "aten.index_put.default takes a CPU tensor, and may look at it on the host"
 
 
 # -- arithmetic
@@ -449,7 +453,8 @@ def test_bare_detour_that_is_returned_stays(cuda, view):
         return (h, view(h.cpu()).to(x.device))
 
     rewritten = Rewritten(function, (8, 8))
-    assert len(rewritten.crossings()) == 2 and "memory" in rewritten.refused
+    assert len(rewritten.crossings()) == 2
+    assert rewritten.refused == "what is returned must not share memory with what it was a copy of"
     rewritten.same()
 
 
@@ -472,9 +477,125 @@ def test_comparison_of_what_the_device_gave_is_exact(cuda):
 )
 def test_detour_that_rounding_could_decide_stays(cuda, compute):
     rewritten = Rewritten(lambda x: (x * compute(x.sum(0).cpu()).to(x.device),), (8, 8))
-    assert not rewritten.applied and rewritten.refused
+    assert not rewritten.applied
+    assert "the same on the device as on the CPU" in rewritten.refused or "the CPU computes" in rewritten.refused
     assert len(rewritten.crossings()) == 2
     rewritten.same()
+
+
+@pytest.mark.parametrize("device", ["xpu:0", "meta"])
+def test_detour_over_a_third_device_stays(cuda, device):
+    rewritten = Rewritten(lambda x: (x * x.to(device).cpu().to(x.device),), (8,))
+    assert not rewritten.applied and rewritten.refused == "it comes from another device"
+
+
+def test_detour_by_an_operator_that_also_converts_stays(cuda):
+    rewritten = Rewritten(lambda x: (x * x.sin().to("cpu", torch.float64).to(x.device),), (8,), decomposed=False)
+    assert not rewritten.applied and rewritten.refused == "it is converted on the way"
+    rewritten.same()
+
+
+def test_detour_whose_copy_has_other_strides_stays(cuda):
+    """The copy of every other column is dense."""
+    rewritten = Rewritten(lambda x: (x[:, ::2].cpu().to(x.device) + 1,), (8, 8), decomposed=False)
+    assert not rewritten.applied and rewritten.refused == "the copy to the CPU has other strides"
+    rewritten.same()
+
+
+def test_what_the_cpu_makes_of_a_number_of_the_device_stays(cuda):
+    def function(x):
+        count = torch.ops.aten._local_scalar_dense.default((x > 0).sum())
+        return (x * torch.full((8,), count).to(x.device),)
+
+    rewritten = Rewritten(function, (8,))
+    assert (
+        not rewritten.applied and "the CPU computes aten.full.default from what the device gives" in rewritten.refused
+    )
+    rewritten.same()
+
+
+# -- operators and copies that would not be the same
+
+
+def test_number_for_an_operator_that_takes_only_those_of_the_cpu_stays(cuda):
+    """An operator that asks for one shape, and makes an exception of numbers on the CPU."""
+    rewritten = Rewritten(lambda x, s: (torch.ops.prims.mul.default(x, s),), (8, 8), host())
+    assert not rewritten.applied and rewritten.mixed() == ["mul"]
+    assert rewritten.refused == "prims.mul.default would give another dtype or layout with a device tensor"
+    rewritten.same()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: (x[:, :4] * i[:, :4].to(x.device, torch.float64),),
+        lambda x, i: (x[:, :4] * i[:, ::2].to(x.device),),
+    ],
+)
+def test_copy_by_an_operator_that_also_converts_stays(cuda, function):
+    rewritten = Rewritten(function, (8, 8), host(8, 8), decomposed=False)
+    assert not rewritten.applied and rewritten.refused == "the copy converts, or has other strides"
+    rewritten.same()
+
+
+def test_view_of_a_tensor_with_gaps_is_not_computed_on_the_device(cuda):
+    """What is uploaded has no gaps there, so views of it have other strides."""
+    gaps = {**host(8, 4, dtype=torch.int64), "stride": (8, 2)}
+    rewritten = Rewritten(lambda x, i: (x * i.T.to(x.device),), (4, 8), gaps)
+    assert not rewritten.applied and len(rewritten.crossings()) == 1
+    assert rewritten.refused == "aten.permute.default has another layout on the device"
+    rewritten.same()
+
+
+@pytest.mark.parametrize("off", ["uploads", "host_scalars"])
+def test_computation_needs_what_uploads_its_arguments(cuda, off):
+    size = (4,) if off == "uploads" else ()
+    function = lambda x, n: (x * (torch.arange(8) < n[..., None]).to(x.device),)
+    rewritten = Rewritten(function, (4, 8), host(*size, dtype=torch.int64), on=ALL - {off})
+    assert not rewritten.applied and rewritten.refused == f"{off} is switched off"
+    rewritten.same()
+
+
+# -- computations that may raise
+
+TABLE, WHICH = host(8), host(8, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda table, i: table[i],
+        lambda table, i: table.index_select(0, i),
+        lambda table, i: table.gather(0, i),
+        lambda table, i: torch.nn.functional.embedding(i, table[:, None])[:, 0],
+        lambda table, i: table * (6 // (i - 100)),
+        lambda table, i: table + 6 % (i - 100),
+    ],
+)
+def test_what_may_raise_is_left_to_the_cpu_and_raises(cuda, compute):
+    """100 is out of range, or a division by zero; the device would answer with anything, or be lost."""
+    rewritten = Rewritten(lambda x, table, i: (x * compute(table, i).to(x.device),), (8,), TABLE, WHICH)
+    assert rewritten.on_cpu() != []
+    expect_on_device(rewritten)
+    rewritten.same()
+    inputs = contents(rewritten.specs, 0)
+    inputs[2][3] = 100
+    for module in (fx.GraphModule(rewritten.module, rewritten.before), rewritten.module):
+        with pytest.raises((IndexError, RuntimeError), match="out of|range|division by zero|ZeroDivisionError"):
+            retargeted(module)(*inputs)
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda h, i: h[i], lambda h, i: h.gather(0, i), lambda h, i: 6 // (h.long() - 100)]
+)
+def test_detour_that_may_raise_stays(cuda, compute):
+    rewritten = Rewritten(lambda x, i: (x * compute(x.cpu(), i).to(x.device),), (8,), WHICH)
+    assert not rewritten.applied and len(rewritten.crossings()) == 2
+    assert "not known to give the same on the device as on the CPU" in rewritten.refused
+    inputs = [torch.full((8,), 100.0), torch.tensor([0, 1, 2, 100, 4, 5, 6, 7])]
+    for module in (fx.GraphModule(rewritten.module, rewritten.before), rewritten.module):
+        with pytest.raises((IndexError, RuntimeError), match="out of|range|ZeroDivisionError"):
+            retargeted(module)(*inputs)
 
 
 # -- numbers taken out of tensors
@@ -528,6 +649,16 @@ def test_number_that_the_host_needs_is_taken_out(cuda, compute):
     rewritten = item_of(compute, (8, 8))
     assert "items" not in rewritten.applied and items(rewritten) == 1
     assert "needs" in rewritten.refused
+
+
+def test_two_numbers_that_the_host_computes_with_are_taken_out(cuda):
+    def function(x, count):
+        return (x * (count + torch.ops.aten._local_scalar_dense.default((x > 1).sum())),)
+
+    rewritten = item_of(function, (8, 8))
+    assert not rewritten.applied and items(rewritten) == 2
+    assert "the host computes with it and with another number" in rewritten.refused
+    rewritten.same()
 
 
 def test_number_out_of_a_tensor_of_the_host_is_uploaded(cuda):
@@ -584,7 +715,8 @@ def test_table_out_of_a_constant_is_computed_on_the_device(cuda, monkeypatch):
 def test_constant_that_is_returned_or_too_large_stays(cuda, monkeypatch):
     monkeypatch.setattr(constants, "place", lambda value, device: pytest.fail("it was copied"))
     returned = with_constant(lambda x, c: (x, c.clone().to(x.device)), VALUE, (4,))
-    assert not any(one.applied for one in apply(returned, ALL, strict=True))
+    [outcome] = apply(returned, ALL, strict=True)
+    assert not outcome.applied and outcome.what == "what is returned must not be the constant"
     large = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
     with turned_on(ALL, Limits(constants=VALUE.nbytes - 1)):
         [outcome] = apply(large, ALL, strict=True)
@@ -621,6 +753,27 @@ def test_constant_is_never_handed_to_an_upload(cuda, monkeypatch):
         assert torch.equal(retargeted(module)(torch.ones(4))[0], VALUE)
 
 
+def test_constant_without_contents_stays(cuda):
+    """As a tensor subclass: what is behind it is not known."""
+
+    class Own(torch.Tensor):
+        pass
+
+    module = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
+    fake = next(iter(module.graph.find_nodes(op="placeholder"))).meta["val"].fake_mode
+    [constant] = module.graph.find_nodes(op="get_attr")
+    constant.meta["val"] = fake.from_tensor(VALUE)
+    module.table = VALUE.as_subclass(Own)
+    [outcome] = apply(module, ALL, strict=True)
+    assert not outcome.applied and outcome.what == "it is no plain constant"
+
+
+def test_constant_with_the_rewrite_switched_off_stays(cuda):
+    module = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
+    [outcome] = apply(module, ALL - {"constants"}, strict=True)
+    assert not outcome.applied and outcome.what == "constants is switched off"
+
+
 # -- switches and failures
 
 
@@ -635,7 +788,10 @@ def test_constant_is_never_handed_to_an_upload(cuda, monkeypatch):
 )
 def test_each_has_its_switch(cuda, name, function, specs):
     assert name in Rewritten(function, *specs).applied
-    assert name not in Rewritten(function, *specs, on=ALL - {name}).applied
+    off = Rewritten(function, *specs, on=ALL - {name})
+    assert name not in off.applied
+    # What the CPU can go on computing is no refusal.
+    assert off.on_cpu() if name == "host_arithmetic" else off.refused == f"{name} is switched off"
 
 
 def test_failure_is_undone_and_named(cuda, monkeypatch):

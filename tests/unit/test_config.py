@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -86,14 +89,20 @@ def test_every_knob_has_a_comment_and_a_default():
 
 
 def test_knobs_are_patched_and_put_back():
+    before = settings.current()
     with config.patch(strict=True, engine="copy"):
-        assert settings.current() == settings.Settings(engine="copy", strict=True)
-    assert settings.current() == settings.Settings()
+        assert settings.current() == replace(before, engine="copy", strict=True)
+    assert settings.current() == before
 
 
-def test_defaults_of_settings_are_those_of_the_knobs():
+def test_defaults_of_settings_are_those_of_the_knobs(monkeypatch):
+    # Loaded anew: the knobs of this process have the values of its environment, and the suite is run with several.
+    spec = importlib.util.spec_from_file_location("knobs_as_shipped", config.__file__)
+    shipped = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, shipped)
+    spec.loader.exec_module(shipped)
     for name, value in vars(settings.Settings()).items():
-        assert config.get_config_copy()[name] == value
+        assert shipped.get_config_copy()[name] == value
 
 
 def test_word_that_a_knob_does_not_know_counts_as_the_default_with_one_warning(caplog):

@@ -19,10 +19,19 @@ from pygraph_inductor.replay.plan import Binding
 _POINTER = 8  # bytes of a parameter that is an address and nothing else; a tensor map has 128
 
 
+def indifferent(nodes: Sequence[Node], kernels: Collection[str]) -> frozenset[str]:
+    """The kernels of a graph to which all multiples of 16 bytes are alike, by name. `kernels`: the generated code's.
+
+    One that writes a table only passes addresses on: what they are to be depends on the twins that use them.
+    """
+    twins = {node.name.removesuffix(TWIN) for node in nodes if node.name.endswith(TWIN)}
+    return frozenset(kernels) | ({TABLE_WRITER} if twins <= set(kernels) else set())
+
+
 def needed(bindings: Sequence[Binding], nodes: Sequence[Node], kernels: Collection[str], otherwise: int) -> int:
     """Bytes: a new address may differ from the captured one by multiples of it.
 
-    `kernels` are the generated code's, by name. `otherwise`: for every other kind of word.
+    `kernels`: as `indifferent` says. `otherwise`: for every other kind of word.
     """
     return (
         KERNEL_ALIGNMENT
@@ -35,5 +44,5 @@ def _is_triton(binding: Binding, node: Node, kernels: Collection[str]) -> bool:
     if node.kind is not NodeKind.KERNEL:
         return False
     if node.name == TABLE_WRITER:
-        return True  # only twins of generated kernels look at addresses in a table
+        return TABLE_WRITER in kernels
     return node.name.removesuffix(TWIN) in kernels and node.areas[binding.area].size == _POINTER

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor.driver.protocol import TWIN, Driver, Graph, NodeKind, UpdateRefused
-from pygraph_inductor.recording.alignment import needed
+from pygraph_inductor.recording.alignment import indifferent, needed
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.capture import Captured, Place, Work, buffers_of
 from pygraph_inductor.recording.capture_pair import captured_twice
@@ -495,6 +495,7 @@ def _plan(
 ) -> Plan:
     slots = []
     slot_of_buffer: dict[int, int] = {}
+    kernels = indifferent(captured.graph.nodes, work.facts.triton_kernels)
     for number, place in enumerate(work.places):
         if number in staged or number in work.copied:
             engine = Engine.COPY
@@ -508,7 +509,7 @@ def _plan(
         if place.is_output:
             slot_of_buffer[place.source] = number
         bindings = found.by_slot[number]
-        aligned = needed(bindings, captured.graph.nodes, work.facts.triton_kernels, work.driver.alignment)
+        aligned = needed(bindings, captured.graph.nodes, kernels, work.driver.alignment)
         residue = place.residue % aligned
         slots.append(Slot(place.source, place.is_output, place.layout, engine, aligned, residue, written, bindings))
     returned, layouts = made_as_returned(returned_values(work, captured), [buffer.layout for buffer in work.buffers])

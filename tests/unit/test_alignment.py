@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, Area, Node, NodeKind
-from pygraph_inductor.recording.alignment import needed
+from pygraph_inductor.recording.alignment import indifferent, needed
 from pygraph_inductor.replay.plan import Binding
 
 KERNELS = {"triton_poi_fused_0", "triton_tem_fused_1"}
@@ -37,8 +37,16 @@ def test_every_word_must_be_a_generated_kernels_pointer(name: str) -> None:
     def words(*mentioned: str) -> list[Binding]:
         return [Binding(names.index(one), 1, 0, -16) for one in mentioned]
 
-    assert needed(words(name), nodes, KERNELS, 256) == (16 if name in free else 256)
-    assert needed(words(*free, name, *free), nodes, KERNELS, 256) == (16 if name in free else 256)
+    kernels = indifferent(nodes, KERNELS)
+    assert needed(words(name), nodes, kernels, 256) == (16 if name in free else 256)
+    assert needed(words(*free, name, *free), nodes, kernels, 256) == (16 if name in free else 256)
+
+
+@pytest.mark.parametrize(("twins", "wanted"), [((), 16), (("fused_0",), 16), (("fused_0", "fused_7"), 256)])
+def test_table_is_as_particular_as_the_twins_that_read_it(twins: tuple[str, ...], wanted: int) -> None:
+    """Each of them: which twin reads which entry is not looked at."""
+    nodes = [NODES["the table's writer"], *(node(f"triton_poi_{name}{TWIN}", 8) for name in twins)]
+    assert needed([Binding(0, 1, 0, 0)], nodes, indifferent(nodes, KERNELS), 256) == wanted
 
 
 def test_a_kernel_that_has_a_tensor_map_of_another_slot() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch._dynamo import config as dynamo_config
@@ -18,6 +19,11 @@ from pygraph_inductor import config
 from scripts.bench.correct import SLACK, TOLERANCES, Outcome, error
 from scripts.bench.registry import Draw, all_workloads, preserved
 from tests.gpu.comparing import CALLS, Counting, compiled, looks, same_bits
+
+try:
+    from torch._higher_order_ops.switch import switch
+except ImportError:
+    switch = None  # it came with torch 2.14
 
 DEVICE = "cuda"
 
@@ -35,6 +41,7 @@ class Case:
     pieces: int = 1
     rewrite: str = ""
     exact: bool = False
+    dynamic: bool | None = None
 
 
 def numbers(x, i, s, t, n):
@@ -115,6 +122,13 @@ CASES = {
         rewrite="host_scalars",
         exact=True,
     ),
+    "numbers of numpy": Case(
+        lambda x, s, t: x * s + t,
+        lambda n: (rand(8, 8), numpy.float32(0.5 + n), numpy.float64(1.5 * n)),
+        rewrite="host_scalars",
+    ),
+    # Not dynamic, the first value would be a constant of a graph of its own.
+    "floats": Case(lambda x, s, t: x * s - t, lambda n: (rand(8, 8), 0.5 + n, 0.1 + 1.5 * n), dynamic=True),
     "indexed": Case(indexed, lambda n: (rand(8, 8), torch.tensor([n % 8, 7 - n % 8, 3])), rewrite="uploads"),
     "masked": Case(
         masked, lambda n: (rand(16, 16), torch.rand(16, 16) > 0.1 * n, torch.rand(16) + n), rewrite="uploads"
@@ -167,14 +181,15 @@ def same(got: Any, wanted: Any, what: str, exact: bool = False, tolerance: float
 def test_follows_the_host_from_one_graph(name):
     case = CASES[name]
     counting = Counting()
-    call = compiled(case.function)
+    call = compiled(case.function, dynamic=case.dynamic)
     for number in range(CALLS + 2):
         arguments = case.arguments(number)
-        kept = [one.clone() for one in arguments]
+        kept = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
         got = call(*arguments)
         wanted = case.function(*arguments)
         same(got, wanted, f"{name}, call {number}", case.exact)
-        assert all(torch.equal(one, other) for one, other in zip(arguments, kept, strict=True)), f"call {number}"
+        for one, other in zip(arguments, kept, strict=True):
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other)), f"call {number}"
     [graph] = pygraph_inductor.report().graphs
     assert graph.pieces == case.pieces, graph
     assert not case.rewrite or any(line.startswith(f"{case.rewrite}: ") for line in graph.rewrites), graph
@@ -255,6 +270,28 @@ def test_training_with_a_mask_of_the_host():
     counting.expect(replays=2 * (CALLS - 2))
 
 
+def test_results_require_gradients_where_those_of_eager_do():
+    def function(x, scale, mask):
+        on_device = mask.to(x.device)
+        there_and_back = x.cpu().to(x.device) + 1
+        values = x * scale * on_device, there_and_back, scale + 1
+        constants = on_device, on_device * 2, torch.arange(3), x.detach().cpu().to(x.device) * 2
+        return *values, *constants
+
+    call = compiled(function)
+    for number in range(CALLS):
+        arguments = rand(8, 8), torch.tensor(0.5 + number), torch.rand(8, 8) + number
+        ours, theirs = ([one.clone() for one in arguments] for _ in range(2))
+        for one in (*ours[:2], *theirs[:2]):
+            one.requires_grad_()
+        got, wanted = call(*ours), function(*theirs)
+        assert [one.requires_grad for one in got] == [True] * 3 + [False] * 4, f"call {number}"
+        same(got, wanted, f"call {number}")
+        for results in (got, wanted):
+            sum(result.sum().cpu() for result in results[:3]).backward()
+        same([one.grad for one in ours[:2]], [one.grad for one in theirs[:2]], f"gradients of call {number}")
+
+
 @pytest.mark.parametrize("capturable, on_host", [(False, False), (True, False), (True, True)])
 def test_optimizer_follows_its_steps_and_a_schedule_on_the_host(capturable, on_host):
     torch.manual_seed(0)
@@ -320,6 +357,24 @@ def test_number_that_only_the_device_uses_stays_there():
     counting.expect(replays=CALLS - 2)
 
 
+def test_float_that_only_the_device_uses_stays_there():
+    def scaled(x):
+        total = x.sum().item()
+        return x * total, x.half() * total, x > total / 256
+
+    counting = Counting()
+    with dynamo_config.patch(capture_scalar_outputs=True):
+        call = compiled(scaled)
+        for number in range(CALLS):
+            # Sums of quarters, which are the same in every order, so that the comparison is, too.
+            x = (rand(16, 16) * 8).round() / 4 + number
+            same(call(x), scaled(x), f"call {number}", tolerance=2e-3)
+    [graph] = pygraph_inductor.report().graphs
+    assert graph.pieces == 1 and not graph.cuts, graph
+    assert counting.recordings == 1, counting
+    counting.expect(replays=CALLS - 2)
+
+
 def branch(x):
     y = x.sin() @ x
     return torch.cond(y.sum() > 0, lambda y: (y * 2 + 1).relu(), lambda y: y - 1, (y,)) @ x
@@ -328,6 +383,18 @@ def branch(x):
 def branch_eagerly(x):
     y = x.sin() @ x
     return ((y * 2 + 1).relu() if y.sum() > 0 else y - 1) @ x
+
+
+def choice(x):
+    y = x.sin() @ x
+    which = (y.sum() > 0).long() + (y.sum() > 2)
+    return switch(which, (lambda y: (y * 2 + 1).relu(), lambda y: y - 1, lambda y: y.cos()), (y,)) @ x
+
+
+def choice_eagerly(x):
+    y = x.sin() @ x
+    which = int(y.sum() > 0) + int(y.sum() > 2)
+    return ((y * 2 + 1).relu() if which == 0 else y - 1 if which == 1 else y.cos()) @ x
 
 
 def loop(x):
@@ -344,7 +411,14 @@ def loop_eagerly(x):
     return torch.tensor(trips, device=x.device), (y + 1) @ x
 
 
-@pytest.mark.parametrize("function, eagerly", [(branch, branch_eagerly), (loop, loop_eagerly)])
+@pytest.mark.parametrize(
+    "function, eagerly",
+    [
+        (branch, branch_eagerly),
+        pytest.param(choice, choice_eagerly, marks=pytest.mark.skipif(switch is None, reason="not in this torch")),
+        (loop, loop_eagerly),
+    ],
+)
 def test_graphs_go_on_behind_what_the_host_decides(function, eagerly):
     counting = Counting()
     call = compiled(function)

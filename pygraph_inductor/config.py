@@ -67,7 +67,7 @@ transform_host_arithmetic: bool = environment.flag("transform_host_arithmetic", 
 # Integers that `.item()` takes out of a tensor, where the graph goes on and only the device uses them.
 transform_items: bool = environment.flag("transform_items", True)
 
-# Functions with torch.cond or torch.switch keep graphs on both sides of it.
+# Functions with torch.cond, or its relative for more branches (torch 2.14), keep graphs on both sides of it.
 transform_control_flow: bool = environment.flag("transform_control_flow", True)
 
 # Nodes are put in an order in which a function falls into fewer graphs than Inductor would make of it, and those hand

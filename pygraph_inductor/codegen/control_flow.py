@@ -1,8 +1,9 @@
 """Cuts a graph exactly at its branches and loops, where stock gives the whole function up or hands over bundles.
 
-`torch.cond` (and `torch.switch`) ask the host which branch to take. Inductor cuts there, and then drops all graphs of
-the function, for the sake of its trees (lowering.cond, torch 2.11 to 2.15), which we do not have. And the tensors that
-a branch or a loop returns came to the next piece in one list, which no graph can be given: they are taken out before.
+`torch.cond`, and `switch` of torch 2.14, ask the host which branch to take. Inductor cuts there, and then drops all
+graphs of the function, for the sake of its trees (lowering.cond, torch 2.11 to 2.15), which we do not have. And the
+tensors that a branch or a loop returns came to the next piece in one list, which no graph can be given: they are taken
+out before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Gives device computations their host values on the device, so that no copy cuts the graph in two.
 
-Six rewrites with one condition each, and a switch each (`config.transform_*`):
+Six rewrites, with a switch each (`config.transform_*`). They are one walk over the graph, and share its condition: what
+is computed elsewhere gives the same there (`same_results.py`), and no result changes its dtype, sizes or strides.
 
 - `uploads`: a CPU tensor that only has to be copied is part of one packed, asynchronous copy before the replay.
 - `host_scalars`: a 0-d CPU tensor in an operator on the device becomes a 0-d device tensor, if the result of the

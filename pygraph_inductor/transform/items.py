@@ -3,7 +3,8 @@
 Taken out, it makes the host wait for the device, cuts the graph, and is a number by which recordings differ. Safe if
 every use is an operator on device tensors of a wide type whose result has the same dtype, sizes and strides with a 0-d
 int64 tensor in the number's place: then it is the same arithmetic. Sizes, checks, and everything that the host decides
-by it need the number, and the cut. (Floats are kept on the device by torch itself.)
+by it need the number, and the cut. Floats are kept on the device by torch itself, in the same operators, next to half
+precision, too (tests/codegen/test_python_numbers.py).
 """
 
 from __future__ import annotations

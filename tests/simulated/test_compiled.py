@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -134,6 +135,22 @@ def test_expanded_and_zero_dim_inputs():
 
 def test_zero_size_inputs_and_outputs():
     check(inference(lambda x, y: (x + 1, y.sum(0), y[:0], torch.cat([y, y])), lambda n: [randn(3), randn(0, 3)]))
+
+
+@pytest.mark.parametrize("kind", [numpy.float32, numpy.float64, float])
+def test_numbers_that_dynamo_makes_tensors_of_keep_one_recording(kind):
+    def program():
+        # Not dynamic, the first float would be a constant of a graph of its own.
+        call = compiled(lambda x, s: x * s + 1, dynamic=True if kind is float else None)
+
+        def step(number):
+            with torch.no_grad():
+                return [call(randn(4, 4), kind(0.5 + number))]
+
+        return step
+
+    (facts,) = check(program)
+    assert len(facts.recordings) == 1 and facts.replays == CALLS - 2
 
 
 @pytest.mark.parametrize("name", ["bool", "int64", "uint8", "bfloat16", "float64", "complex64"])

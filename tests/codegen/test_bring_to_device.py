@@ -598,6 +598,23 @@ def test_detour_that_may_raise_stays(cuda, compute):
             retargeted(module)(*inputs)
 
 
+@pytest.mark.parametrize("comes", [lambda x, i: i, lambda x, i: x.cpu()], ids=["from the host", "from the device"])
+def test_assertion_of_the_program_is_still_made_on_the_cpu(cuda, comes):
+    """What it looks at is computed there as well, beside what the device now computes for itself."""
+
+    def function(x, i):
+        h = comes(x, i)
+        torch._assert_async((h < 8).all(), "too large")
+        return (x * (h < 5).to(x.device),)
+
+    rewritten = Rewritten(function, (8,), WHICH)
+    assert rewritten.applied and "aten.lt.Scalar" in rewritten.on_cpu()
+    rewritten.same()
+    for module in (fx.GraphModule(rewritten.module, rewritten.before), rewritten.module):
+        with pytest.raises(RuntimeError, match="too large"):
+            retargeted(module)(torch.full((8,), 9.0), torch.full((8,), 9))
+
+
 # -- numbers taken out of tensors
 
 

@@ -28,17 +28,20 @@ WOBBLING = {"updates": 0.25, "staged": 1.0, "python_calls": 0.10}
 KEYS = (*EXACT_AT_MOST, *AT_LEAST, *WOBBLING, "slots", "cuts")
 
 
-def path() -> Path:
-    """The file for the torch that is installed."""
+def installed() -> str:
+    """The minor version of the torch that is installed."""
     from importlib import metadata
 
-    major, minor = metadata.version("torch").split(".")[:2]
-    return EXPECTED / f"torch-{major}.{minor}.json"
+    return ".".join(metadata.version("torch").split(".")[:2])
 
 
-def expected() -> dict[str, dict[str, Any]]:
-    """Expectations by workload; none where this torch has no file."""
-    return json.loads(path().read_text()) if path().exists() else {}
+def path(minor: str) -> Path:
+    return EXPECTED / f"torch-{minor}.json"
+
+
+def expected(minor: str) -> dict[str, dict[str, Any]]:
+    """Expectations by workload; none where this minor version of torch has no file."""
+    return json.loads(path(minor).read_text()) if path(minor).exists() else {}
 
 
 def counts(graphs: Graphs) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def simulated(workload: Workload) -> tuple[VariantResult, dict[str, Any]]:
 
 def complaints(results: Iterable[Result]) -> list[str]:
     """What a simulated run shows that is worse than expected, one line each."""
-    wanted, lines = expected(), []
+    wanted, lines = expected(installed()), []
     for result in results:
         graphs = result.variants.get("ours", VariantResult()).graphs
         if graphs is not None and result.workload in wanted:
@@ -92,7 +95,7 @@ def refresh(names: list[str], source: Path | None) -> int:
 
     Without names, those that have an expectation are run.
     """
-    known = expected()
+    known = expected(installed())
     results = load(source) if source else simulate_all(names or list(known) or list(TESTED))
     bad = 0
     for result in results:
@@ -106,7 +109,7 @@ def refresh(names: list[str], source: Path | None) -> int:
         for line in worse(now, before) if before else ():
             print(f"{result.workload} is worse than before: {line}")
         known[result.workload] = now
-        write_json(path(), dict(sorted(known.items())))
+        write_json(path(installed()), dict(sorted(known.items())))
     return 1 if bad else 0
 
 

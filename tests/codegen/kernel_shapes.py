@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from pygraph_inductor.codegen.twin_kernels import kernel_texts
 
@@ -52,6 +53,29 @@ def _added(target: torch.Tensor, index: torch.Tensor, value: torch.Tensor) -> An
 def _in_place(x: torch.Tensor, y: torch.Tensor) -> Any:
     return (x.add_(y),)
 
+
+def _sums(x: torch.Tensor, y: torch.Tensor) -> Any:
+    product = x * y
+    return product.sum(1), product.sum(0)
+
+
+_ROWS, _BLOCK = 896, 128
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, counts: torch.Tensor, blocks: torch.Tensor
+) -> Any:
+    """Causal, with a bias that the template reads besides; for each block of queries, blocks of keys are listed."""
+    absent = (None,) * 6  # blocks without a mask, and what only the backward needs
+    mask = BlockMask((_ROWS, _ROWS), counts, blocks, *absent, (_BLOCK, _BLOCK), lambda b, h, i, j: i >= j)
+    return (flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + bias[j], block_mask=mask),)
+
+
+ONLY_TRITON = {
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_backends": "TRITON",
+    "max_autotune_conv_backends": "TRITON",
+}
 
 SHAPES: dict[str, Shape] = {
     "pointwise": Shape(lambda x, y: (torch.relu(x + y) * 2,), (given(64, 64), given(64, 64)), ["pointwise"]),
@@ -106,8 +130,47 @@ SHAPES: dict[str, Shape] = {
         lambda x, w: (torch.relu(x @ w),),
         (given(64, 128, dtype=F16), given(128, 64, dtype=F16)),
         ["triton_heuristics.template", "tl.dot"],
-        {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"},
+        ONLY_TRITON,
         template=True,
+    ),
+    "bmm template": Shape(
+        lambda x, w: (torch.relu(x @ w),),
+        (given(2, 64, 128, dtype=F16), given(2, 128, 64, dtype=F16)),
+        ["triton_heuristics.template", "tl.dot", "idx_q"],
+        ONLY_TRITON,
+        template=True,
+    ),
+    "convolution template": Shape(
+        lambda x, w: (torch.relu(torch.nn.functional.conv2d(x, w, padding=1)),),
+        (given(2, 16, 8, 8, dtype=F16), given(32, 16, 3, 3, dtype=F16)),
+        ["triton_heuristics.template", "tl.dot"],
+        ONLY_TRITON,
+        template=True,
+    ),
+    "flex attention": Shape(
+        _attention,
+        # So many that the interpreter's integers, which are below 7, are counts and numbers of blocks.
+        (
+            *[given(1, 1, _ROWS, 16, dtype=F16)] * 3,
+            given(_ROWS),
+            given(1, 1, _ROWS // _BLOCK, dtype=torch.int32),
+            given(1, 1, _ROWS // _BLOCK, _ROWS // _BLOCK, dtype=torch.int32),
+        ),
+        ["triton_heuristics.template", "tl.dot", "arg_KV_IDX"],
+        template=True,
+    ),
+    "mix-order reduction": Shape(
+        _sums,
+        (given(256, 64), given(256, 64)),
+        ["RSPLIT_SIZE"],
+        # Also where it is too small to be worth it.
+        {"triton.mix_order_reduction": True, "triton.mix_order_reduction_non_strict_mode": True},
+    ),
+    "three tiles": Shape(
+        lambda x, y: (x.permute(2, 1, 0) + y,),
+        (given(8, 16, 32), given(32, 16, 8)),
+        ["ZBLOCK"],
+        {"triton.max_tiles": 3, "triton.prefer_nd_tiling": True},
     ),
 }
 

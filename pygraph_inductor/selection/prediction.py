@@ -2,7 +2,8 @@
 
 A graph runs the kernels of the plain call, and copies of its staged tensors besides. If these keep the device busy
 for longer than a plain call can take the host, then the graph's time is above both of the plain call's.
-That is a bound. What is expected is no bound: reports show it beside what was measured, and nothing depends on it.
+That is a bound. What is expected is no bound: it decides what is tried before anything was measured, and reports show
+it beside what was measured then.
 """
 
 from __future__ import annotations

@@ -138,7 +138,6 @@ TEMPLATE = "triton_tem"
 ONLY_TRITON = {
     "max_autotune_gemm": True,
     "max_autotune_gemm_backends": "TRITON",
-    "max_autotune_conv_backends": "TRITON",
 }
 SHAPES: dict[str, Shape] = {
     "pointwise": Shape(lambda x, y: torch.relu(x + y) * 2, lambda: (randn(1000, 257), randn(1000, 257))),
@@ -188,12 +187,6 @@ SHAPES: dict[str, Shape] = {
     "bmm template": Shape(
         lambda x, w: torch.relu(x @ w),
         lambda: (randn(6, 256, 128, dtype=F16), randn(6, 128, 192, dtype=F16)),
-        options=ONLY_TRITON,
-        template=True,
-    ),
-    "convolution template": Shape(
-        lambda x, w: torch.relu(torch.nn.functional.conv2d(x, w, padding=1)),
-        lambda: (randn(4, 32, 28, 28, dtype=F16), randn(64, 32, 3, 3, dtype=F16)),
         options=ONLY_TRITON,
         template=True,
     ),

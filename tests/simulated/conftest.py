@@ -31,14 +31,15 @@ _WITH_BOTH_ENGINES = ("test_adversarial", "test_aliasing", "test_operator_output
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.endswith(_WITH_BOTH_ENGINES):
-        metafunc.fixturenames.append("engine")
-        metafunc.parametrize("engine", ["auto", "indirect"], indirect=True)
+        metafunc.parametrize("engine_of_all", ["auto", "indirect"], indirect=True)
 
 
-@pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pygraph_inductor.config.patch(engine=request.param):
-        yield
+@pytest.fixture(autouse=True)  # a fixture that was only parametrized would not be set up
+def engine_of_all(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The engine of every function that the test makes; the environment's where nothing is said."""
+    engine = getattr(request, "param", pygraph_inductor.config.engine)
+    with pygraph_inductor.config.patch(engine=engine):
+        yield engine
 
 
 @pytest.fixture(autouse=True)

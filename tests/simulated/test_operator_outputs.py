@@ -103,11 +103,14 @@ def sorted_and_written_again(namespace: dict[str, Any], x: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("body", [sorted_into_a_freed_block, sorted_and_written_again])
-def test_an_output_where_an_intermediate_was_is_not_copied(body: Callable[..., Any], native: bool) -> None:
+def test_an_output_where_an_intermediate_was_is_not_copied(
+    body: Callable[..., Any], native: bool, engine_of_all: str
+) -> None:
     function = HandWritten(body, native=native)
     check(function, random)
     (recording,) = function.recordings
-    assert "memcpy" not in recording.log.nodes and set(recording.log.slots) == {"patch"}
+    assert ("indirect" in recording.log.slots) is (engine_of_all == "indirect"), "every test here has both engines"
+    assert "memcpy" not in recording.log.nodes and "copy" not in recording.log.slots
     assert not recording.player.staged
 
 
@@ -122,7 +125,7 @@ def test_where_it_is_wrong_to_do_without_copies_there_are_copies(monkeypatch: py
     function = HandWritten(sorted_into_a_freed_block)
     check(function, random)
     (recording,) = function.recordings
-    assert recording.log.nodes["memcpy"] >= 1 and set(recording.log.slots) == {"patch"}
+    assert recording.log.nodes["memcpy"] >= 1 and "copy" not in recording.log.slots
 
 
 def test_writes_behind_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +157,7 @@ def test_an_operator_that_returns_memory_where_its_workspace_was(
     function = HandWritten(body, driver, native=native)
     check(function, random)
     (recording,) = function.recordings
-    assert recording.log.nodes.get("memcpy", 0) == copies and set(recording.log.slots) == {"patch"}
+    assert recording.log.nodes.get("memcpy", 0) == copies and "copy" not in recording.log.slots
     assert not caplog.records
 
 
@@ -173,7 +176,7 @@ def test_a_workspace_that_is_larger_by_less_than_blocks_are_rounded_to_has_its_o
     function = HandWritten(body, driver)
     check(function, random)
     (recording,) = function.recordings
-    assert recording.log.nodes["memcpy"] == 1 and set(recording.log.slots) == {"patch"}
+    assert recording.log.nodes["memcpy"] == 1 and "copy" not in recording.log.slots
     assert not caplog.records
 
 
@@ -206,7 +209,7 @@ def test_an_operator_that_drops_what_was_there_before_it_and_returns_memory_wher
     check(function, random)
     (recording,) = function.recordings
     assert recording.log.nodes.get("memcpy", 0) == (0 if small is None else 1)
-    assert set(recording.log.slots) == {"patch"} and not caplog.records
+    assert "copy" not in recording.log.slots and not caplog.records
 
 
 def test_where_the_allocator_tells_nothing_outputs_of_operators_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +218,7 @@ def test_where_the_allocator_tells_nothing_outputs_of_operators_are_copied(monke
     function = HandWritten(sorted_into_a_freed_block)
     check(function, random)
     (recording,) = function.recordings
-    assert recording.log.nodes["memcpy"] == 2 and set(recording.log.slots) == {"patch"}
+    assert recording.log.nodes["memcpy"] == 2 and "copy" not in recording.log.slots
 
 
 def test_who_made_a_storage_is_known_whoever_wrote_to_it() -> None:
@@ -333,7 +336,7 @@ def test_where_captures_apart_tell_nothing_they_share_a_pool(monkeypatch: pytest
 
     monkeypatch.setattr(capture_pair, "find_bindings", find)
     function = recorded(SimulatedDriver(), 64)
-    assert len(answers) >= 2 and set(function.recordings[0].log.slots) == {"patch"}
+    assert len(answers) >= 2 and "copy" not in function.recordings[0].log.slots
 
 
 def _whoever_was_there(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import sys
 import threading
 from dataclasses import replace
 
 import pytest
+from shipped_knobs import defaults
 
 from pygraph_inductor import config, environment, settings
 
@@ -95,14 +94,10 @@ def test_knobs_are_patched_and_put_back():
     assert settings.current() == before
 
 
-def test_defaults_of_settings_are_those_of_the_knobs(monkeypatch):
-    # Loaded anew: the knobs of this process have the values of its environment, and the suite is run with several.
-    spec = importlib.util.spec_from_file_location("knobs_as_shipped", config.__file__)
-    shipped = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, shipped)
-    spec.loader.exec_module(shipped)
+def test_defaults_of_settings_are_those_of_the_knobs():
+    shipped = defaults()
     for name, value in vars(settings.Settings()).items():
-        assert shipped.get_config_copy()[name] == value
+        assert shipped[name] == value
 
 
 def test_word_that_a_knob_does_not_know_counts_as_the_default_with_one_warning(caplog):

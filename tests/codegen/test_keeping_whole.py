@@ -101,6 +101,8 @@ def test_one_piece_whose_inputs_are_all_on_the_device(cuda, tmp_path, function, 
 @CASES
 def test_without_them_it_is_otherwise(cuda, tmp_path, function, specs):
     """Else the test above shows nothing."""
+    if function is index and torch.__version__ >= "2.15":
+        pytest.skip("this Inductor brings indices to the device itself")
     with config.patch(transform=False):
         generated = made(function, *specs, folder=tmp_path)
     texts = read(generated.source)

@@ -91,5 +91,8 @@ NEEDED = {
 @pytest.mark.parametrize("use", NEEDED)
 def test_float_that_another_operator_takes_is_taken_out_and_cuts(cuda, tmp_path, use):
     graph, source = taken_out(NEEDED[use], tmp_path)
+    if use == "bound" and torch.__version__ >= "2.15":
+        assert ".item()" not in source and graph.pieces == 1, graph  # Inductor bounds by a number on the device since
+        return
     assert ".item()" in source and graph.pieces == 2, graph
     assert any("_local_scalar_dense" in cut and "test_python_numbers.py:" in cut for cut in graph.cuts), graph

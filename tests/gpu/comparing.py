@@ -280,7 +280,8 @@ def agree(
                 break
             replayed = run(plain=False)
         where = f"call {number}"
-        assert not (wrong := _wrong(noise, plain, replayed)), f"{where}: {wrong}; {agreement.counting}"
+        wrong = [f"{name} {what}" for name, what in _wrong(noise, plain, replayed).items()]
+        assert not wrong, f"{where}: {'; '.join(wrong)}; {agreement.counting}"
         assert replayed.looks == plain.looks, f"{where}: shape, strides, dtype or storage; {agreement.counting}"
         assert replayed.relations == plain.relations, f"{where}: identity or sharing; {agreement.counting}"
         assert replayed.touched == plain.touched, f"{where}: version counters; {agreement.counting}"
@@ -329,7 +330,7 @@ def _wrong(noise: dict[str, float], plain: Run, replayed: Run) -> dict[str, str]
     for name, value in plain.values.items():
         other = replayed.values.get(name)
         if other is None or other.shape != value.shape or other.dtype != value.dtype:
-            found[name] = "another kind of tensor"
+            found[name] = "is another kind of tensor"
         elif (gap := distance(value, other)) > _allowed(noise[name], value):
             found[name] = f"differs by {gap:.3g}, plain calls by {noise[name]:.3g}"
     return found

@@ -94,5 +94,6 @@ def test_float_that_another_operator_takes_is_taken_out_and_cuts(cuda, tmp_path,
     if use == "bound" and torch.__version__ >= "2.15":
         assert ".item()" not in source and graph.pieces == 1, graph  # Inductor bounds by a number on the device since
         return
-    assert ".item()" in source and graph.pieces == 2, graph
+    early = use == "exponent" and torch.__version__ < "2.12"  # there one graph is left
+    assert ".item()" in source and graph.pieces == (1 if early else 2), graph
     assert any("_local_scalar_dense" in cut and "test_python_numbers.py:" in cut for cut in graph.cuts), graph

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.gpu.comparing import DEVICE, agree, compiled
+from tests.storages import BETWEEN_GRAPHS
 
 
 @pytest.fixture(autouse=True)
@@ -21,31 +22,7 @@ def squares(_: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE)
 
 
-def set_to_an_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x.mul_(2)
-    x.set_(y)
-    x.add_(1)
-    return x * 2
-
-
-def set_to_a_result(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x.set_(y * 2)
-    return x + 1
-
-
-def grown(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x.resize_(32, 16)
-    x.copy_(y[0])
-    return x + 1
-
-
-def shrunk(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    y.add_(1)
-    x.resize_(2, 3)
-    return x + y[:2, :3]
-
-
-@pytest.mark.parametrize("function", [set_to_an_input, set_to_a_result, grown, shrunk])
+@pytest.mark.parametrize("function", BETWEEN_GRAPHS)
 def test_set_and_resize_are_left_to_the_program_between_graphs(function: Callable[..., torch.Tensor]) -> None:
     """Dynamo leaves both outside of what it compiles."""
     agree(compiled(function), squares, replays=3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.simulated.two_ways import check, compiled
+from tests.storages import BETWEEN_GRAPHS
 
 Inputs = list[torch.Tensor]
 
@@ -35,31 +36,7 @@ def square() -> torch.Tensor:
     return torch.randn(4, 4)
 
 
-def set_to_an_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x.mul_(2)
-    x.set_(y)
-    x.add_(1)
-    return x * 2
-
-
-def set_to_a_result(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x.set_(y * 2)
-    return x + 1
-
-
-def grown(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x.resize_(8, 4)
-    x.copy_(y[0])
-    return x + 1
-
-
-def shrunk(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    y.add_(1)
-    x.resize_(2, 3)
-    return x + y[:2, :3]
-
-
-@pytest.mark.parametrize("function", [set_to_an_input, set_to_a_result, grown, shrunk])
+@pytest.mark.parametrize("function", BETWEEN_GRAPHS)
 def test_set_and_resize_are_left_to_the_program_between_graphs(function):
     """Dynamo leaves both outside of what it compiles."""
     facts = check(program(function, lambda: [square(), square()]), functions=None)

@@ -5,30 +5,19 @@ Where things are is asserted on the graph; what they are is compared on the CPU,
 
 from __future__ import annotations
 
-import copy
 import operator
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import fx
-from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph_inductor.transform import apply as applying
-from pygraph_inductor.transform import constants
 from pygraph_inductor.transform.apply import ALL, NOTES, apply
-from pygraph_inductor.transform.host_values import device_of, moved_to
-from pygraph_inductor.transform.operators import UPLOAD
+from pygraph_inductor.transform.host_values import device_of
 from pygraph_inductor.transform.same_results import name_of
 from pygraph_inductor.transform.switches import Limits, turned_on
 
-from .fake_cuda import tensors
-
-CPU = torch.device("cpu")
+from .rewritten import CPU, Rewritten, contents, expect_on_device, host, retargeted, traced
 
 
 @torch.library.custom_op("pygraph_tests_transform::looks", mutates_args=())
@@ -39,118 +28,6 @@ def looks(x: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
 @looks.register_fake
 def _(x: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
-
-
-def host(*size: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    return {"size": size, "dtype": dtype, "device": "cpu"}
-
-
-def traced(function: Callable[..., Any], *specs: Any, decomposed: bool = True) -> fx.GraphModule:
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    inputs = tensors(mode, specs)
-    table = select_decomp_table() if decomposed else {}
-    with mode:
-        return make_fx(function, decomposition_table=table, tracing_mode="real")(*inputs)
-
-
-def contents(specs: Any, seed: int) -> list[torch.Tensor]:
-    made = []
-    generator = torch.Generator().manual_seed(seed)
-    for spec in specs:
-        size = spec["size"] if isinstance(spec, dict) else spec
-        dtype = spec.get("dtype", torch.float32) if isinstance(spec, dict) else torch.float32
-        if dtype.is_floating_point:
-            made.append(torch.randn(size, generator=generator, dtype=dtype))
-        else:
-            made.append(torch.randint(0, 3, size, generator=generator).to(dtype))
-    return made
-
-
-def retargeted(module: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with everything on the CPU."""
-
-    def on_cpu(value: Any) -> Any:
-        return CPU if isinstance(value, torch.device) else value
-
-    graph = copy.deepcopy(module.graph)
-    for node in graph.nodes:
-        node.args = torch.utils._pytree.tree_map(on_cpu, node.args)
-        node.kwargs = torch.utils._pytree.tree_map(on_cpu, node.kwargs)
-    return fx.GraphModule(module, graph)
-
-
-class Rewritten:
-    """A function's graph before and after."""
-
-    def __init__(self, function: Callable[..., Any], *specs: Any, on: Any = ALL, decomposed: bool = True) -> None:
-        self.specs = specs
-        self.module = traced(function, *specs, decomposed=decomposed)
-        self.before = copy.deepcopy(self.module.graph)
-        self.outcomes = apply(self.module, on, strict=True)
-
-    @property
-    def applied(self) -> set[str]:
-        return {one.rewrite for one in self.outcomes if one.applied}
-
-    @property
-    def refused(self) -> str:
-        return "; ".join(one.what for one in self.outcomes if not one.applied)
-
-    @property
-    def calls(self) -> list[fx.Node]:
-        return list(self.module.graph.find_nodes(op="call_function", target=UPLOAD))
-
-    @property
-    def uploaded(self) -> list[list[str]]:
-        return [[one.name for one in (*call.args[0], *call.args[1])] for call in self.calls]
-
-    def on_cpu(self) -> list[str]:
-        """What the CPU computes."""
-
-        def is_there(node: fx.Node) -> bool:
-            leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-            return any(isinstance(leaf, torch.Tensor) and leaf.device == CPU for leaf in leaves)
-
-        computed = [node for node in self.module.graph.nodes if node.op == "call_function" and is_there(node)]
-        return [str(node.target) for node in computed if node.target is not operator.getitem]
-
-    def crossings(self) -> list[str]:
-        """Copies between devices that are left."""
-        return [node.name for node in self.module.graph.nodes if moved_to(node) is not None]
-
-    def mixed(self) -> list[str]:
-        """Operators on the device that still take CPU tensors."""
-        return [
-            node.name
-            for node in self.module.graph.nodes
-            if node.target is not UPLOAD
-            and device_of(node) not in (None, CPU)
-            and any(device_of(one) == CPU for one in node.all_input_nodes)
-        ]
-
-    def same(self, exact: bool = True) -> None:
-        original = fx.GraphModule(self.module, self.before)
-        for seed in range(3):
-            inputs = contents(self.specs, seed)
-            torch.manual_seed(seed)
-            wanted = retargeted(original)(*[one.clone() for one in inputs])
-            torch.manual_seed(seed)
-            got = retargeted(self.module)(*[one.clone() for one in inputs])
-            tolerance = {"rtol": 0, "atol": 0} if exact else {}
-            torch.testing.assert_close(got, wanted, **tolerance)
-        outputs = zip(self.before.output_node().args[0], self.module.graph.output_node().args[0], strict=True)
-        for old, new in outputs:
-            old, new = old.meta["val"], new.meta["val"]
-            assert (old.device, old.dtype, old.size(), old.stride()) == (
-                new.device,
-                new.dtype,
-                new.size(),
-                new.stride(),
-            )
-
-
-def expect_on_device(rewritten: Rewritten) -> None:
-    assert rewritten.crossings() == [] and rewritten.mixed() == [], rewritten.module.graph
 
 
 # -- numbers
@@ -613,182 +490,6 @@ def test_assertion_of_the_program_is_still_made_on_the_cpu(cuda, comes):
     for module in (fx.GraphModule(rewritten.module, rewritten.before), rewritten.module):
         with pytest.raises(RuntimeError, match="too large"):
             retargeted(module)(torch.full((8,), 9.0), torch.full((8,), 9))
-
-
-# -- numbers taken out of tensors
-
-
-def item_of(compute: Callable[..., Any], *specs: Any) -> Rewritten:
-    """With the number of positive elements, as a number, in the second argument."""
-
-    def function(x, *rest):
-        count = torch.ops.aten._local_scalar_dense.default((x > 0).sum())
-        torch._check(count >= 0)
-        return compute(x, count, *rest)
-
-    return Rewritten(function, *specs)
-
-
-def items(rewritten: Rewritten) -> int:
-    item = torch.ops.aten._local_scalar_dense.default
-    return len(rewritten.module.graph.find_nodes(op="call_function", target=item))
-
-
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda x, n: (x * n, x / n, x + n),
-        lambda x, n: (x - (2 * n + 1),),
-        lambda x, n: ((x > n), x.long() * n, (x.double() - n * n)),
-    ],
-)
-def test_number_that_only_the_device_uses_stays_there(cuda, compute):
-    rewritten = item_of(compute, (8, 8))
-    assert rewritten.applied == {"items"} and items(rewritten) == 0
-    expect_on_device(rewritten)
-    rewritten.same()
-
-
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda x, n: (x * n, torch.zeros(8, device=x.device).expand(n, 8)),
-        lambda x, n: (x.half() * n,),
-        lambda x, n: (x.int() * n,),
-        lambda x, n: (x.sum().int() * n,),
-        lambda x, n: (x + torch.full((8, 8), n, device=x.device),),
-        lambda x, n: (x * n, n),
-        lambda x, n: (x * n, torch.zeros(8) + n),
-        lambda x, n: (x * (n / 2),),
-    ],
-)
-def test_number_that_the_host_needs_is_taken_out(cuda, compute):
-    rewritten = item_of(compute, (8, 8))
-    assert "items" not in rewritten.applied and items(rewritten) == 1
-    assert "needs" in rewritten.refused
-
-
-def test_two_numbers_that_the_host_computes_with_are_taken_out(cuda):
-    def function(x, count):
-        return (x * (count + torch.ops.aten._local_scalar_dense.default((x > 1).sum())),)
-
-    rewritten = item_of(function, (8, 8))
-    assert not rewritten.applied and items(rewritten) == 2
-    assert "the host computes with it and with another number" in rewritten.refused
-    rewritten.same()
-
-
-def test_number_out_of_a_tensor_of_the_host_is_uploaded(cuda):
-    def function(x, lengths):
-        return (x * torch.ops.aten._local_scalar_dense.default(lengths),)
-
-    rewritten = Rewritten(function, (8, 8), host(dtype=torch.int64))
-    assert rewritten.applied == {"items", "host_scalars"} and items(rewritten) == 0
-    assert rewritten.uploaded == [["lengths_1"]]
-    rewritten.same()
-
-
-# -- constants
-
-
-def with_constant(function: Callable[..., Any], value: torch.Tensor, *specs: Any) -> fx.GraphModule:
-    """The graph of a function whose last argument is a constant of the graph."""
-    module = traced(function, *specs, {"size": value.size(), "dtype": value.dtype, "device": "cpu"})
-    last = list(module.graph.find_nodes(op="placeholder"))[-1]
-    module.register_buffer("table", value)
-    with module.graph.inserting_before(last):
-        constant = module.graph.get_attr("table")
-    last.replace_all_uses_with(constant)
-    module.graph.erase_node(last)
-    module.recompile()
-    return module
-
-
-VALUE = torch.tensor([1.0, 2.0, 3.0, 4.0])
-
-
-def test_constant_is_on_the_device_from_the_start(cuda, monkeypatch):
-    made = []
-    monkeypatch.setattr(constants, "place", lambda value, device: made.append(device) or value.clone())
-    module = with_constant(lambda x, c: (x * c.to(x.device) + c.flip(0).to(x.device),), VALUE, (4,))
-    outcomes = apply(module, ALL, strict=True)
-    assert {one.rewrite for one in outcomes if one.applied} == {"constants"} and made == [torch.device("cuda", 0)]
-    assert [device_of(node).type for node in module.graph.find_nodes(op="get_attr")] == ["cuda"]
-    assert not any(moved_to(node) for node in module.graph.nodes)
-    x = torch.rand(4)
-    assert torch.equal(retargeted(module)(x)[0], x * VALUE + VALUE.flip(0))
-
-
-def test_table_out_of_a_constant_is_computed_on_the_device(cuda, monkeypatch):
-    monkeypatch.setattr(constants, "place", lambda value, device: value.clone())
-    module = with_constant(lambda x, c: (x * torch.exp(c / 3).to(x.device),), VALUE, (4,))
-    outcomes = apply(module, ALL, strict=True)
-    assert [one.rewrite for one in outcomes] == ["constants"] and outcomes[0].applied
-    assert not module.graph.find_nodes(op="call_function", target=UPLOAD)
-    assert not any(moved_to(node) for node in module.graph.nodes)
-    torch.testing.assert_close(retargeted(module)(torch.ones(4))[0], torch.exp(VALUE / 3))
-
-
-def test_constant_that_is_returned_or_too_large_stays(cuda, monkeypatch):
-    monkeypatch.setattr(constants, "place", lambda value, device: pytest.fail("it was copied"))
-    returned = with_constant(lambda x, c: (x, c.clone().to(x.device)), VALUE, (4,))
-    [outcome] = apply(returned, ALL, strict=True)
-    assert not outcome.applied and outcome.what == "what is returned must not be the constant"
-    large = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
-    with turned_on(ALL, Limits(constants=VALUE.nbytes - 1)):
-        [outcome] = apply(large, ALL, strict=True)
-    assert "max_constant_bytes" in outcome.what
-
-
-@pytest.mark.parametrize("view", [lambda c: c.unbind(0)[0], lambda c: c.diagonal(), lambda c: c.flip(0), lambda c: c.T])
-def test_view_of_a_constant_that_is_returned_leaves_it_alone(cuda, monkeypatch, view):
-    monkeypatch.setattr(constants, "place", lambda value, device: pytest.fail("it was copied"))
-    square = VALUE.reshape(2, 2)
-    returned = with_constant(lambda x, c: (x, view(c.to(x.device))), square, (4,))
-    assert not any(one.applied for one in apply(returned, ALL, strict=True))
-
-
-def test_constant_without_room_on_the_device_is_copied_in_each_call(cuda, monkeypatch):
-    def full(value, device):
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(constants, "place", full)
-    module = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
-    [outcome] = apply(module, ALL, strict=True)
-    assert not outcome.applied and "no room" in outcome.what
-    assert torch.equal(retargeted(module)(torch.ones(4))[0], VALUE)
-
-
-def test_constant_is_never_handed_to_an_upload(cuda, monkeypatch):
-    """Inductor takes a clone of a constant for the constant, which no operator can be given."""
-    monkeypatch.setattr(constants, "place", lambda value, device: value.clone())
-    clone = torch.ops.aten.lift_fresh_copy.default
-    for on in (ALL, ALL - {"constants"}, ALL - {"host_arithmetic"}):
-        module = with_constant(lambda x, c: (x * clone(c).to(x.device),), VALUE, (4,))
-        apply(module, on, strict=True)
-        assert not module.graph.find_nodes(op="call_function", target=UPLOAD)
-        assert torch.equal(retargeted(module)(torch.ones(4))[0], VALUE)
-
-
-def test_constant_without_contents_stays(cuda):
-    """As a tensor subclass: what is behind it is not known."""
-
-    class Own(torch.Tensor):
-        pass
-
-    module = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
-    fake = next(iter(module.graph.find_nodes(op="placeholder"))).meta["val"].fake_mode
-    [constant] = module.graph.find_nodes(op="get_attr")
-    constant.meta["val"] = fake.from_tensor(VALUE)
-    module.table = VALUE.as_subclass(Own)
-    [outcome] = apply(module, ALL, strict=True)
-    assert not outcome.applied and outcome.what == "it is no plain constant"
-
-
-def test_constant_with_the_rewrite_switched_off_stays(cuda):
-    module = with_constant(lambda x, c: (x * c.to(x.device),), VALUE, (4,))
-    [outcome] = apply(module, ALL - {"constants"}, strict=True)
-    assert not outcome.applied and outcome.what == "constants is switched off"
 
 
 # -- switches and failures

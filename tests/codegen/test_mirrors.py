@@ -25,7 +25,7 @@ from pygraph_inductor.transform.operators import UPLOAD
 from pygraph_inductor.transform.switches import Limits, turned_on
 
 from .fake_cuda import Generated, compile_module, generate
-from .test_bring_to_device import contents, host, retargeted, traced
+from .rewritten import contents, host, retargeted, traced
 
 DEVICE = torch.device("cuda", 0)
 put = torch.ops.prims.device_put.default

@@ -18,7 +18,7 @@ from pygraph_inductor.transform.mirrors import MIRRORS
 from pygraph_inductor.transform.switches import Limits, turned_on
 
 from .mixed_programs import contents, drawn, traced
-from .test_bring_to_device import retargeted
+from .rewritten import retargeted
 
 PROGRAMS = int(os.environ.get("RANDOM_REWRITES", "120"))
 SEED = int(os.environ.get("RANDOM_SEED", "20240607"))

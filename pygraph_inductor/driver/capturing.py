@@ -123,6 +123,8 @@ class Faults:
     hides: Callable[[str, int], bool] = _never
     # (name of the node): the node is of a type that we do not know.
     unknown: Callable[[str], bool] = _never
+    # (name of the node): it is inside a child graph.
+    inside: Callable[[str], bool] = _never
     # (the node): the device does not accept new parameters for it.
     refuses: Callable[[Node], bool] = _never
     # (name of the operator) -> bytes that it allocates, writes to and drops before it allocates what it returns.

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,16 +53,20 @@ class CudaGraph:
         self._executable = 0
         cu = bindings()
         self._context = int(checked(cu.cuCtxGetCurrent()))
-        template = cu.CUgraph(graph.raw_cuda_graph())
-        count = checked(cu.cuGraphGetNodes(template, 0))[1]
-        handles = checked(cu.cuGraphGetNodes(template, count))[0] if count else []
-        self._handles = [int(handle) for handle in handles]
-        nodes: list[Node] = []
+        self._handles: list[int] = []
         self._parameters: list[Parameters | None] = []
-        for index, handle in enumerate(handles):
-            node, parameters = _read_node(index, handle)
-            nodes.append(node)
-            self._parameters.append(parameters)
+        nodes: list[Node] = []
+        graphs = [cu.CUgraph(graph.raw_cuda_graph())]
+        for inner in graphs:  # grows by the child graphs that are found
+            for handle in _handles_of(inner):
+                node, parameters = _read_node(len(nodes), handle)
+                if node.kind is NodeKind.GRAPH:
+                    graphs.append(checked(cu.cuGraphChildGraphNodeGetGraph(handle)))
+                if inner is not graphs[0]:
+                    node, parameters = replace(node, updatable=False), None
+                nodes.append(node)
+                self._handles.append(int(handle))
+                self._parameters.append(parameters)
         self.nodes: tuple[Node, ...] = tuple(nodes)
 
     def instantiate(self) -> None:
@@ -115,6 +120,12 @@ class CudaGraph:
         self._graph.reset()
 
 
+def _handles_of(graph: Any) -> Sequence[Any]:
+    cu = bindings()
+    count = checked(cu.cuGraphGetNodes(graph, 0))[1]
+    return checked(cu.cuGraphGetNodes(graph, count))[0] if count else []
+
+
 def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
     node_type = checked(bindings().cuGraphNodeGetType(handle))
     short = node_type.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
@@ -131,8 +142,10 @@ def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
         return Node(index, NodeKind.MEMSET, fill.name, fill.areas, fill.identity), fill
     if short == "empty":
         return Node(index, NodeKind.EMPTY, short), None
-    # What is inside child graphs and bodies of conditions is not looked into: kernels there get fixed addresses.
-    return Node(index, NodeKind.OTHER, "child graph" if short == "graph" else short), None
+    if short == "graph":
+        return Node(index, NodeKind.GRAPH, NodeKind.GRAPH.value), None
+    # The bodies of conditions cannot be read from a graph (CUDA 12 and 13): everything there gets fixed addresses.
+    return Node(index, NodeKind.OTHER, short), None
 
 
 @contextlib.contextmanager

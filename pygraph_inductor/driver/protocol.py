@@ -60,6 +60,7 @@ class NodeKind(enum.Enum):
     MEMCPY = "memcpy"
     MEMSET = "memset"
     EMPTY = "empty"
+    GRAPH = "child graph"  # its nodes are among the others
     OTHER = "other"
 
 
@@ -98,6 +99,9 @@ class Node:
     Kernel: one area per parameter, or one packed buffer. Memcpy and memset: one area, the driver's struct or words
     that hold the addresses. Other kinds: no areas. `identity` is everything else that two
     captures of the same work must agree on (function, launch shape, bytes).
+
+    A node inside a child graph comes after all that are not. It is not `updatable`: CUDA can tell an executable graph
+    new parameters of its own nodes only.
     """
 
     index: int
@@ -105,6 +109,7 @@ class Node:
     name: str
     areas: tuple[Area, ...] = ()
     identity: tuple[Any, ...] = ()
+    updatable: bool = True
 
 
 # The kernel's name and its launch's arguments -> for the arguments that shall be indirect, by position, the entry of a
@@ -258,7 +263,10 @@ class Driver(Protocol):
         """
 
     def nodes_so_far(self) -> int:
-        """How many nodes the capture that is under way has. Only inside the body of `capture`."""
+        """How many nodes the capture that is under way has, those inside child graphs not counted.
+
+        Only inside the body of `capture`.
+        """
 
     def twins(self, namespace: dict[str, Any]) -> Twins | None:
         """Twins of the kernels among these globals, where it is the device that makes them and not a compiler."""

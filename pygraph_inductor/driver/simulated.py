@@ -57,7 +57,14 @@ class SimulatedGraph:
         self._faults = faults
         self._instantiated = False
         self.nodes: tuple[Node, ...] = tuple(
-            Node(index, launch.kind, launch.name, tuple(map(Area, launch.areas)), launch.identity)
+            Node(
+                index,
+                launch.kind,
+                launch.name,
+                tuple(map(Area, launch.areas)),
+                launch.identity,
+                not faults.inside(launch.name),
+            )
             for index, launch in enumerate(self._launches)
         )
         self._contents = [launch.areas for launch in self._launches]
@@ -69,7 +76,7 @@ class SimulatedGraph:
         self._instantiated = True
 
     def update(self, node: Node) -> None:
-        if not node.areas:
+        if not node.areas or not node.updatable:
             raise UpdateRefused(f"a {node.name} node has no parameters that we can rewrite")
         if self._faults.refuses(node):
             raise UpdateRefused(f"{node.name}: the device does not accept these parameters")

@@ -66,7 +66,10 @@ def in_place(first: Sequence[Node], second: Sequence[Node], before: Block, after
         for number, areas in enumerate(zip(old.areas, new.areas, strict=True)):
             addends = [dict(_words_into(area, block)) for area, block in zip(areas, (before, after), strict=True)]
             # A word in one of them only is somebody else's: a real address is at the same place in both blocks.
-            bindings += [Binding(new.index, number, *word) for word in addends[1].items() if word in addends[0].items()]
+            words = [word for word in addends[1].items() if word in addends[0].items()]
+            if words and not new.updatable:
+                return None
+            bindings += [Binding(new.index, number, *word) for word in words]
     return tuple(bindings)
 
 

@@ -24,6 +24,7 @@ from pygraph_inductor.recording.copying import Inside, can_be_copied
 from pygraph_inductor.recording.digested import answer_again, let_go
 from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
+from pygraph_inductor.recording.fixed_nodes import fixed_slots, with_fixed
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
 from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
 from pygraph_inductor.recording.keeping import Share, to_keep
@@ -320,10 +321,11 @@ def _record_after(trial: Trial, request: Request, attempt: Attempt, room: int) -
             if outcome.to_stage <= staged or _writes_to_aliases(request):
                 attempt.refusal = Refusal(outcome.reason)
                 return
-            if copied:
-                staged, copied = staged | outcome.to_stage, frozenset()
+            able = _to_be_copied(work, request) & outcome.to_stage
+            if able <= copied:
+                staged, copied = staged | outcome.to_stage, copied - outcome.to_stage
             else:  # by nodes of the graph first, which the launcher in C can serve
-                copied = _to_be_copied(work, request)
+                copied = copied | able
                 staged = staged | (outcome.to_stage - copied)
 
 
@@ -393,15 +395,20 @@ def _try_with(
         if unexplained is not None:
             earlier.callback(captured.graph.close)
             return Failure(unexplained, all_places)
+        fixed = fixed_slots(pair.found, captured.graph.nodes)
         if isinstance(indirection, Watching):
             try:
-                again = _twins_for(work, request, pair.found, indirection, staged)
+                again = _twins_for(work, request, pair.found, indirection, staged, fixed)
             except BaseException:
                 captured.graph.close()
                 raise
             if again is not None:
                 earlier.callback(captured.graph.close)
                 return again
+        if fixed:
+            earlier.callback(captured.graph.close)
+            names = ", ".join(sorted(set(fixed.values())))
+            return Failure(f"nodes inside a child graph hold addresses of tensors: {names}", frozenset(fixed))
         indirect = prepared.places if prepared else frozenset()
         plan = _plan(work, request, captured, pair.found, staged, indirect)
         player = Player(plan, captured.graph, work.driver, staging, inside)
@@ -450,15 +457,24 @@ def _inside(work: Work, request: Request, number: int, buffer: torch.Tensor) -> 
 
 
 def _twins_for(
-    work: Work, request: Request, found: Found, watched: Watching, staged: frozenset[int]
+    work: Work,
+    request: Request,
+    found: Found,
+    watched: Watching,
+    staged: frozenset[int],
+    fixed: Collection[int],
 ) -> Prepared | None:
     """The twins and copies that the plan asks for; None if it asks for none, or they cannot be had."""
     forced = request.facts.settings.engine == Engine.INDIRECT.value
     aliased = _aliased(request)
     alone = [n for n, place in enumerate(work.places) if not place.is_output and place.source not in aliased]
     try:
-        watched.asked = wanted(forced, work, request.written, found, staged, alone)
-        return prepare(watched, watched.asked.places, watched.asked.copied, work.driver)
+        asked = wanted(forced, work, request.written, found, staged, alone)
+        if fixed:
+            copyable = frozenset() if _writes_to_aliases(request) else _to_be_copied(work, request)
+            asked = with_fixed(asked, fixed, watched, copyable)
+        watched.asked = asked
+        return prepare(watched, asked.places, asked.copied, work.driver)
     except Exception as error:
         if request.facts.settings.strict:
             raise

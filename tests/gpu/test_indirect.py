@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,12 +23,14 @@ from pygraph_inductor.driver import table
 from pygraph_inductor.driver.devices import driver_for
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, NodeKind
 from pygraph_inductor.recording import engines as planning
+from pygraph_inductor.recording.function import RecordedFunction
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
 from pygraph_inductor.selection import calibrating
 from pygraph_inductor.selection.cost_model import Coefficients
 from pygraph_inductor.selection.probing import Case, Turns
 from tests.gpu import models
+from tests.gpu.child_graphs import child_graph
 from tests.gpu.comparing import CALLS, DEVICE, Agreement, Counting, agree, compiled, plainly, same_bits
 
 pytestmark = pytest.mark.timeout(300)
@@ -381,6 +384,45 @@ def test_library_kernels_of_a_slot_in_the_table_are_patched() -> None:
         call = compiled(function)
         agree(call, lambda _: (randn(256, 256), randn(256, 256)), replays=CALLS - 2)
     expect_twins(2)
+
+
+@pytest.mark.parametrize("engine", ["indirect", "auto"])
+def test_kernels_in_a_child_graph_read_the_table(engine: str) -> None:
+    """Nobody can tell them new addresses, so what the model would rather do does not matter."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.softmax(x, 1) + y, y.sum(0), torch.relu(x)
+
+    with torch.no_grad(), pygraph_inductor.config.patch(engine=engine):
+        call = compiled(function)
+        before = recorded_functions()
+        call(randn(300, 300), randn(300, 300))
+        (newest,) = (one for one in recorded_functions() if not any(one is old for old in before))
+        launch_in_a_child_graph(newest)
+        agree(call, lambda _: (randn(300, 300), randn(300, 300)), replays=CALLS - 2)
+    expect_twins(2)
+    (recording,) = [one for one in recordings() if any(map(is_twin, names(one)))]
+    assert {slot.engine for slot in recording.player.plan.slots} == {Engine.INDIRECT}
+    kernels = [node for node in recording.graph.nodes if node.kind is NodeKind.KERNEL]
+    assert [node.updatable for node in kernels] == [True] + [False] * (len(kernels) - 1)
+    assert recording.player.staged == 0 and "memcpy" not in recording.log.nodes
+
+
+def recorded_functions() -> list[RecordedFunction]:
+    return [one for one in gc.get_objects() if type(one) is RecordedFunction]
+
+
+def launch_in_a_child_graph(function: RecordedFunction) -> None:
+    """Let its captures put all its kernels there."""
+    run, namespace = function._run, function._facts.namespace
+
+    def inside(inputs: list[Any]) -> Any:
+        if not torch.cuda.is_current_stream_capturing():
+            return run(inputs)
+        with child_graph() as stream, mock.patch.dict(namespace, get_raw_stream=lambda _: stream.cuda_stream):
+            return run(inputs)
+
+    function._run = inside
 
 
 def test_misaligned_input_is_staged_for_its_call() -> None:

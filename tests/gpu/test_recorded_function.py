@@ -17,13 +17,15 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from pygraph_inductor.driver.devices import driver_for
-from pygraph_inductor.driver.libcuda import bindings, checked
+from pygraph_inductor.driver.libcuda import bindings
 from pygraph_inductor.driver.protocol import NodeKind
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.function import RecordedFunction
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay import native
+from pygraph_inductor.replay.plan import Engine
 from pygraph_inductor.settings import Settings
+from tests.gpu.child_graphs import add_child, child_graph
 
 DEVICE = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -268,21 +270,7 @@ def test_written_input_on_the_copy_engine_is_copied_back() -> None:
     assert set(generated.recordings[0].log.slots) == {"copy"} and generated.recordings[0].player.staged == 0
 
 
-def add_child(graph: torch.cuda.CUDAGraph) -> None:
-    """Go on with a graph inside the capture of the current stream: no stream may be asked to launch one."""
-    cu = bindings()
-    stream = torch.cuda.current_stream().cuda_stream
-    under_way = checked(cu.cuStreamGetCaptureInfo(stream))
-    outer = next(value for value in under_way if isinstance(value, cu.CUgraph))
-    before = next(value for value in under_way if isinstance(value, (list, tuple)))
-    child = checked(cu.cuGraphAddChildGraphNode(outer, list(before), len(before), cu.CUgraph(graph.raw_cuda_graph())))
-    only = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
-    edge = [] if int(cu.CUDA_VERSION) < 13000 else [None]
-    checked(cu.cuStreamUpdateCaptureDependencies(stream, [child], *edge, 1, int(only)))
-
-
-def test_graph_inside_a_graph_gets_fixed_addresses(path: str) -> None:
-    """The nodes of a child graph are not looked into."""
+def test_graph_inside_a_graph_that_mentions_no_slot_costs_no_copy(path: str) -> None:
     inside, doubled = bf(64, 64), bf(64, 64)
     inner = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(inner):
@@ -292,7 +280,7 @@ def test_graph_inside_a_graph_gets_fixed_addresses(path: str) -> None:
     def body(empty: Callable[..., Any], x: torch.Tensor) -> Any:
         inside.copy_(x)
         if torch.cuda.is_current_stream_capturing():
-            add_child(inner)
+            add_child(bindings().CUgraph(inner.raw_cuda_graph()))
         else:
             inner.replay()
         out = empty((64, 64), (64, 1), torch.bfloat16)
@@ -300,13 +288,42 @@ def test_graph_inside_a_graph_gets_fixed_addresses(path: str) -> None:
         return (out,)
 
     generated = Generated(body)
-    kept = [bf(64, 64) for _ in range(6)]
-    for x in kept:
-        torch.testing.assert_close(generated.call([x])[0], x * 3, rtol=0.02, atol=0.02)
+    check_sum(generated, path, lambda x: (x,), 3)
+    assert set(generated.recordings[0].log.slots) == {"patch"}
+
+
+def check_sum(generated: Generated, path: str, inputs: Callable[..., Any], times: int) -> None:
+    """So many times the first input, in a graph with a child graph, whatever moves."""
+    kept = [inputs(bf(64, 64)) for _ in range(6)]
+    for tensors in kept:
+        (got,) = generated.call(list(tensors))
+        torch.testing.assert_close(got, tensors[0] * times, rtol=0.02, atol=0.02)
     (recording,) = generated.recordings
-    assert "child graph" in [node.name for node in recording.graph.nodes]
-    assert set(recording.log.slots) == {"copy"} and recording.player.staged == 0
+    nodes = recording.graph.nodes
+    assert [node.kind for node in nodes].count(NodeKind.GRAPH) == 1
+    assert [node.updatable for node in nodes] == sorted((node.updatable for node in nodes), reverse=True)
+    assert not nodes[-1].updatable and recording.player.staged == 0
     assert (recording.python_replays == 0) is (path == "launcher in C")
+
+
+def test_only_what_a_graph_inside_a_graph_mentions_is_copied(path: str) -> None:
+    doubled = bf(64, 64)
+
+    def body(empty: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            with child_graph() as stream, torch.cuda.stream(stream):
+                torch.mul(x, 2, out=doubled)
+        else:
+            torch.mul(x, 2, out=doubled)
+        out = empty((64, 64), (64, 1), torch.bfloat16)
+        torch.add(doubled, y, out=out)
+        return (out,)
+
+    generated = Generated(body)
+    check_sum(generated, path, lambda x: (x, x * 2), 4)
+    recording = generated.recordings[0]
+    assert [slot.engine for slot in recording.player.plan.slots] == [Engine.COPY, Engine.PATCH, Engine.PATCH]
+    assert recording.log.nodes["memcpy"] == 1
 
 
 def test_gaps_of_a_written_input_stay_as_they_are() -> None:

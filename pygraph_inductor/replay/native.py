@@ -85,18 +85,30 @@ def _compiled() -> Any:
     return compiled
 
 
+def shim_address(name: str) -> int:
+    """Where a function of torch's C shim is; 0 if this torch has none."""
+    return _address(
+        f"aoti_torch_{name}", [_torch_library(library) for library in ("libtorch_cpu.so", "libtorch_cuda.so")]
+    )
+
+
+def wrap_address() -> int:
+    """Where the function is that makes a Python object for a tensor; 0 if this torch has none."""
+    libraries = [_torch_library("libtorch_python.so")]
+    return next(filter(None, (_address(name, libraries) for name in _WRAP)), 0)
+
+
 def _functions() -> tuple[int, ...]:
     """Addresses in the order of launcher.c's `api`."""
-    libraries = [_torch_library(name) for name in ("libtorch_cpu.so", "libtorch_cuda.so")]
-    shim = {name: _address(f"aoti_torch_{name}", libraries) for name in _SHIM}
-    shim["wrap"] = next(filter(None, (_address(name, [_torch_library("libtorch_python.so")]) for name in _WRAP)), 0)
+    shim = {name: shim_address(name) for name in _SHIM}
+    shim["wrap"] = wrap_address()
     if missing := [name for name, address in shim.items() if not address]:
         raise RuntimeError(f"this torch has no C function for {', '.join(missing)}")
     try:
         driver = [libcuda.address_of(name) for name in _DRIVER]
     except (OSError, AttributeError):
         driver = [0] * len(_DRIVER)
-    return (*shim.values(), _address(f"aoti_torch_{_STREAM}", libraries), *driver)
+    return (*shim.values(), shim_address(_STREAM), *driver)
 
 
 def _torch_library(name: str) -> ctypes.CDLL | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pygraph_inductor.driver.protocol import Node
+from pygraph_inductor.driver.protocol import Driver, Node
 from pygraph_inductor.recording.bindings import Found
 from pygraph_inductor.recording.engines import Wanted
-from pygraph_inductor.recording.indirection import Watching
+from pygraph_inductor.recording.indirection import Prepared, Watching, prepare
 
 
 def fixed_slots(found: Found, nodes: Sequence[Node]) -> dict[int, str]:
@@ -33,4 +33,16 @@ def with_fixed(wanted: Wanted, fixed: Collection[int], watched: Watching, copyab
     known = {place for launch in watched.launches for place in launch.places.values()}
     tabled = frozenset(fixed) & known
     copied = (frozenset(fixed) - tabled) & frozenset(copyable)
-    return replace(wanted, places=(wanted.places | tabled) - copied, copied=(wanted.copied - tabled) | copied)
+    return replace(
+        wanted,
+        places=(wanted.places | tabled) - copied,
+        copied=(wanted.copied - tabled) | copied,
+        why=f"{wanted.why}; child graphs mention {len(fixed)} of its slots, and nothing there can be patched",
+    )
+
+
+def with_copies(prepared: Prepared, slots: frozenset[int], driver: Driver) -> Prepared | None:
+    """The same, but with copies of these slots, which twins did not serve alone; None if it has them already."""
+    if slots <= prepared.copied:
+        return None
+    return prepare(prepared.watched, prepared.places - slots, prepared.copied | slots, driver)

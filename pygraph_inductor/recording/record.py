@@ -24,7 +24,7 @@ from pygraph_inductor.recording.copying import Inside, can_be_copied
 from pygraph_inductor.recording.digested import answer_again, let_go
 from pygraph_inductor.recording.engines import wanted
 from pygraph_inductor.recording.facts import Facts
-from pygraph_inductor.recording.fixed_nodes import fixed_slots, with_fixed
+from pygraph_inductor.recording.fixed_nodes import fixed_slots, with_copies, with_fixed
 from pygraph_inductor.recording.indirection import Indirection, Prepared, Watching, prepare
 from pygraph_inductor.recording.inputs import Call, Refusal, examine, overlaps
 from pygraph_inductor.recording.keeping import Share, to_keep
@@ -376,8 +376,8 @@ def _try_with(
 ) -> Recording | Prepared | Failure:
     """A recording that copies `staged` before it launches its graph, whose nodes copy `copied`; or a failure.
 
-    Or, while launches were only watched, how it should be captured again. `earlier` closes the graphs
-    that are given up.
+    Or, while launches were only watched, or twins are not enough for a child graph, how it should be captured again.
+    `earlier` closes the graphs that are given up.
     """
     prepared = indirection if isinstance(indirection, Prepared) else None
     during: Indirection | None = indirection.steering if isinstance(indirection, Prepared) else indirection
@@ -396,7 +396,7 @@ def _try_with(
             earlier.callback(captured.graph.close)
             return Failure(unexplained, all_places)
         fixed = fixed_slots(pair.found, captured.graph.nodes)
-        if isinstance(indirection, Watching):
+        if indirection is not None and (prepared is None or fixed):
             try:
                 again = _twins_for(work, request, pair.found, indirection, staged, fixed)
             except BaseException:
@@ -460,21 +460,23 @@ def _twins_for(
     work: Work,
     request: Request,
     found: Found,
-    watched: Watching,
+    indirection: Watching | Prepared,
     staged: frozenset[int],
     fixed: Collection[int],
 ) -> Prepared | None:
-    """The twins and copies that the plan asks for; None if it asks for none, or they cannot be had."""
+    """The twins and copies that the plan asks for; None if it asks for none or no others, or they cannot be had."""
     forced = request.facts.settings.engine == Engine.INDIRECT.value
     aliased = _aliased(request)
     alone = [n for n, place in enumerate(work.places) if not place.is_output and place.source not in aliased]
+    copyable = _to_be_copied(work, request) if fixed and not _writes_to_aliases(request) else frozenset()
     try:
+        if isinstance(indirection, Prepared):
+            return with_copies(indirection, copyable.intersection(fixed), work.driver)
         asked = wanted(forced, work, request.written, found, staged, alone)
         if fixed:
-            copyable = frozenset() if _writes_to_aliases(request) else _to_be_copied(work, request)
-            asked = with_fixed(asked, fixed, watched, copyable)
-        watched.asked = asked
-        return prepare(watched, asked.places, asked.copied, work.driver)
+            asked = with_fixed(asked, fixed, indirection, copyable)
+        indirection.asked = asked
+        return prepare(indirection, asked.places, asked.copied, work.driver)
     except Exception as error:
         if request.facts.settings.strict:
             raise

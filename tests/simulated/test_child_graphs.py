@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN
-from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedTwins
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
 from pygraph_inductor.settings import Settings
@@ -112,6 +112,47 @@ def test_both_in_one_graph(caplog: pytest.LogCaptureFixture) -> None:
     recording = only(function)
     assert engines(recording) == [Engine.COPY, Engine.INDIRECT, Engine.PATCH, Engine.INDIRECT]
     assert recording.log.nodes["memcpy"] == 1 and not caplog.records
+
+
+@pytest.mark.parametrize("engine", ["auto", "indirect"])
+def test_slot_that_only_some_kernels_of_a_child_graph_can_find_is_copied_and_the_others_keep_their_table(
+    engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(namespace: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        out, second, third = empty(namespace, 8), empty(namespace, 8), empty(namespace, 8)
+        namespace["cpp_fused_1"](out, torch.ops.aten.sin.default(x))
+        namespace["cpp_fused_1"](second, x)
+        namespace["cpp_fused_1"](third, y)
+        return (out, second, third)
+
+    inside = lambda name: kernel_inside(name) or library_inside(name)
+    function = in_child_graph(body, inside, settings=Settings(engine=engine))
+    check(function, two_vectors)
+    recording = only(function)
+    assert engines(recording) == [Engine.COPY] + [Engine.INDIRECT] * 4
+    assert recording.log.nodes["memcpy"] == 1 and recording.log.twins == 3 and not caplog.records
+    assert recording.log.why.endswith("; child graphs mention 5 of its slots, and nothing there can be patched")
+
+
+@pytest.mark.parametrize("engine", ["auto", "indirect"])
+def test_slot_of_a_kernel_without_a_twin_is_copied_and_the_others_keep_their_table(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(namespace: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        out, second = empty(namespace, 8), empty(namespace, 8)
+        namespace["cpp_fused_1"](out, y)
+        namespace["cpp_fused_1_without_twin"](second, x, out)
+        return (out, second)
+
+    refuses = lambda self, kernel, arguments: "no" if "without" in kernel else None
+    monkeypatch.setattr(SimulatedTwins, "prepare", refuses)
+    function = in_child_graph(body, kernel_inside, settings=Settings(engine=engine))
+    function.namespace["cpp_fused_1_without_twin"] = fused
+    check(function, two_vectors)
+    recording = only(function)
+    by_name = dict(zip(["x", "y", "out", "second"], engines(recording), strict=True))
+    assert by_name == {"x": Engine.COPY, "y": Engine.INDIRECT, "out": Engine.COPY, "second": Engine.COPY}
+    assert recording.log.nodes["memcpy"] == 3 and recording.player.staged == 0
 
 
 def test_written_input_of_a_child_graph_comes_back() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+import re
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
 BURSTS = 10
+_GENERATED = re.compile(r"c[a-z2-7]{51}\.py")  # what Inductor calls modules that it wrote
 SHOWN = 12  # functions: those that take most
 
 
@@ -41,6 +43,8 @@ def _name(file: str, line: int, name: str) -> str:
     if file.startswith(("~", "<")):
         return name
     parts = PurePath(file).parts
+    if "site-packages" in parts:
+        parts = parts[parts.index("site-packages") + 1 :]
     starts = [number for number, part in enumerate(parts) if part in ("torch", "pygraph_inductor", "scripts", "tests")]
     where = "/".join(parts[starts[0] :]) if starts else parts[-1]
-    return f"{where}:{line} {name}"
+    return f"{'generated code' if _GENERATED.fullmatch(where) else where}:{line} {name}"

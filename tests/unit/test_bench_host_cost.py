@@ -81,7 +81,9 @@ def test_how_far_a_training_step_is_from_its_floor_is_a_ratio() -> None:
 
 
 def test_phases_and_the_rest_add_up_to_our_time() -> None:
-    data = json.loads((FOLDER / "host_cost.427e86e.json").read_text())  # before there were parts
+    data = json.loads((FOLDER / "host_cost.json").read_text())
+    for row in data["rows"].values():
+        del row["split"]  # as in data from before there were parts
     name, variants = next(iter(data["rows"].items()))
     variants["ours"]["host"] = 30.0
     variants["phases"] = {"accept": 1.0, "allocate": 2.5, "tell": 0.5, "launch": 6.0, "wrap": 1.0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scripts.bench import host_cost_page, host_profile
 
 
@@ -25,3 +27,17 @@ def test_functions_of_a_call_are_counted_per_call_and_the_longest_come_first() -
     lines = host_cost_page._functions({"a row": {"functions": found}, "another": {}})
     assert "### a row" in lines and "### another" not in lines and any("_inner` | 2.0 |" in line for line in lines)
     assert host_cost_page._functions({"another": {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/opt/torch/lib/python3.12/site-packages/torch/_dynamo/eval_frame.py", "torch/_dynamo/eval_frame.py:7 f"),
+        ("/home/somebody/src/pygraph_inductor/replay/player.py", "pygraph_inductor/replay/player.py:7 f"),
+        ("/tmp/inductor/5c/c" + "5" * 25 + "a" * 26 + ".py", "generated code:7 f"),
+        ("/somewhere/else.py", "else.py:7 f"),
+        ("~", "f"),
+    ],
+)
+def test_functions_are_named_from_their_package_on(file: str, shown: str) -> None:
+    assert host_profile._name(file, 7, "f") == shown

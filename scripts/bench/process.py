@@ -151,10 +151,10 @@ class Process:
                 os.kill(self._process.pid, number)  # it has only begun, and not yet made a group of its own
 
     def found(self) -> tuple[dict[str, Any], str | None]:
-        """The answer, and why there is none."""
-        if self.killed:
+        """The answer, and why there is none. One that had answered before it was ended has only been cut short."""
+        if self.killed and not self.answer.exists():
             return {}, f"timeout: {self.killed}"
-        if self._process.exitcode or not self.answer.exists():
+        if not self.killed and (self._process.exitcode or not self.answer.exists()):
             lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
             self.tail = "\n".join(lines[-TAIL:])
             return {}, f"exit status {self._process.exitcode}: {last_words(lines, raised=self._process.exitcode == 1)}"

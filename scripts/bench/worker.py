@@ -259,6 +259,10 @@ class Timed:
         if self.wants_floor and FLOOR.name not in self.runners and plain is not None:
             self.attempt(FLOOR, lambda: self.floor_from_kernels(plain))
 
+    def found(self) -> dict[str, Any]:
+        """The process's answer, as far as it is known."""
+        return {"variants": {name: encode(result) for name, result in self.results.items()}}
+
     def profile(self) -> None:
         """What a process of its own finds otherwise, as far as it can be told apart from the other variants."""
         for name in (INDUCTOR.name, STOCK.name, OURS.name):
@@ -334,8 +338,10 @@ def main(arguments: Sequence[str], gate: Gate) -> int:
     else:
         timed = Timed(workload, variants, device, options.floor or None)
         timed.time(options.seconds, gate.wait() if options.gate else None)
+        found = timed.found()
         if options.profile:
+            write_json(options.out, found)  # in case that the time is up before the profiler is done
             timed.profile()
-        found = {"variants": {name: encode(result) for name, result in timed.results.items()}}
+            found = timed.found()
     write_json(options.out, found)
     return 0

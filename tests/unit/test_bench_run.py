@@ -225,6 +225,15 @@ def answers(arguments, gate) -> int:
     return 0
 
 
+def goes_on(arguments, gate) -> int:
+    """Does not come to an end after its answer."""
+    gate.wait()
+    answer = {"variants": {"ours": results.encode(VariantResult(memory=Memory(1, 2, 3, 4, 5)))}}
+    Path(arguments[arguments.index("--out") + 1]).write_text(json.dumps(answer))
+    time.sleep(60)
+    return 0
+
+
 def says_how_long(arguments, gate) -> int:
     """Takes a while, and writes for how long it may time."""
     time.sleep(1.5)
@@ -280,6 +289,18 @@ def test_what_does_not_end_is_ended_and_reported(options, monkeypatch):
     assert time.monotonic() - started < 20
     assert found.status == "timeout"
     assert load(options.out)[0].status == "timeout"
+
+
+def test_what_had_answered_before_its_time_was_up_keeps_its_answer(options, monkeypatch):
+    """A profiler that takes too long must not cost what was timed."""
+    monkeypatch.setattr(run.facts, "environment", lambda device: {"device": device})
+    monkeypatch.setattr(run, "MARGIN", 0.0)
+    monkeypatch.setattr(run, "TURN", 1.0)
+    warm_up_server(options)
+    started = time.monotonic()
+    (found,) = Run(replace(options, probe=False, work=here(goes_on), budget=6.0), silent).all([all_workloads()["WIDE"]])
+    assert time.monotonic() - started < 30
+    assert found.status == "ok" and found.variants["ours"].memory == Memory(1, 2, 3, 4, 5)
 
 
 def test_a_worker_that_dies_is_reported_with_its_last_line_and_the_rest_go_on(options, monkeypatch):
@@ -341,6 +362,7 @@ def test_a_process_that_has_only_begun_stands_still_too():
 def test_a_process_that_does_not_even_die_is_given_up():
     process = Process.__new__(Process)
     process._process, process.killed = mock.Mock(pid=2**22 + 1), None
+    process.answer = Path("there is none")
     process._process.is_alive.return_value = True
     process.kill("too long")
     process._process.join.assert_called_once_with(DYING)

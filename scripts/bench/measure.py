@@ -1,7 +1,8 @@
 """Time variants in turns, with new inputs for every iteration, until the time is up.
 
 A round gives each variant one block: iterations back to back for throughput, then one at a time for latency. The order
-changes from round to round, so that no variant always follows the same one.
+changes from round to round, so that no variant always follows the same one. All variants of a round get the same
+values, at addresses of their own: what takes longer for some values than for others does so for all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from scripts.bench.registry import Draw, Program
+from scripts.bench.registry import SEED, Draw, Program
 from scripts.bench.results import Timing
 from scripts.bench.stats import SLOWER, Spread, ratio
 from scripts.bench.variants import INDUCTOR, OURS, STOCK, Variant, active, begin_iteration
@@ -174,7 +175,8 @@ def interleave(
                 try:
                     if name not in lengths:
                         lengths[name] = block_length(runner, draw, device)
-                    turn(runner, draw, device, lengths[name], rounds.series[name] if number else Series())
+                    series = rounds.series[name] if number else Series()
+                    turn(runner, draw, device, lengths[name], series, number)
                 except Exception as error:  # whatever compiled code may raise
                     order.remove(runner)
                     del rounds.series[name]
@@ -197,11 +199,13 @@ def in_doubt(rounds: Rounds) -> bool:
     return found.low <= SLOWER <= found.high
 
 
-def turn(runner: Runner, draw: Draw, device: torch.device, length: int, series: Series) -> None:
-    """One variant's block of a round, every iteration on inputs of its own."""
+def turn(runner: Runner, draw: Draw, device: torch.device, length: int, series: Series, number: int) -> None:
+    """One variant's block of the round of that number, every iteration on inputs of its own."""
+    draw.begin(SEED + 2 * number + 1)
     inputs = [runner.program.fresh(draw) for _ in range(length)]
     with active(runner.variant, runner.simulate):
         series.throughput.append(back_to_back(runner, inputs, device))
+    draw.begin(SEED + 2 * number + 2)
     inputs = [runner.program.fresh(draw) for _ in range(min(length, LATENCIES))]
     with active(runner.variant, runner.simulate):
         series.latency.append(one_at_a_time(runner, inputs, device, series))

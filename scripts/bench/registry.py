@@ -50,6 +50,11 @@ class Draw:
         self._here = torch.Generator(device=self.device).manual_seed(seed)
         self._host = torch.Generator().manual_seed(seed)
 
+    def begin(self, seed: int) -> None:
+        """From here on draw what every draw of that seed gives."""
+        self._here.manual_seed(seed)
+        self._host.manual_seed(seed)
+
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(shape, generator=self._here, device=self.device, dtype=dtype or self.dtype)
 

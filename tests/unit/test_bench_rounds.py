@@ -168,6 +168,26 @@ def test_no_iteration_sees_inputs_of_another():
     assert len({tensor.data_ptr() for tensor in seen}) == len(seen)  # all are alive
 
 
+def test_all_variants_of_a_round_get_the_same_values_and_no_two_rounds_do(monkeypatch):
+    """Where the work depends on them, variants would else be compared by chance."""
+    monkeypatch.setattr(measure, "block_length", lambda runner, draw, device: 3 if runner.variant == EAGER else 5)
+    seen: dict[str, list[float]] = {"eager": [], "inductor": []}
+    program, setting = program_of(lambda x: x)
+    runners = [
+        Runner(variant, program, lambda x, name=variant.name: seen[name].append(float(x[0])))
+        for variant in (EAGER, INDUCTOR)
+    ]
+    interleave(runners, Draw(setting), CPU, seconds=0.0)
+    per_round = {"eager": 3 + 3, "inductor": 5 + 5}  # in flight, and one at a time
+    rounds = [
+        {name: values[n * per_round[name] : (n + 1) * per_round[name]] for name, values in seen.items()}
+        for n in range(measure.MIN_ROUNDS)
+    ]
+    for one in rounds:
+        assert one["eager"][:3] == one["inductor"][:3] and one["eager"][3:] == one["inductor"][5:8]
+    assert len({value for one in rounds for value in one["inductor"]}) == 10 * len(rounds)
+
+
 def test_time_in_flight_is_not_the_time_to_fill_the_pipe():
     calls: list[float] = []
 

@@ -11,7 +11,9 @@ import torch
 import pygraph_inductor
 from pygraph_inductor.driver.capturing import Faults
 from pygraph_inductor.driver.devices import driver_for
-from pygraph_inductor.driver.simulated import SimulatedDriver
+from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedGraph
+from pygraph_inductor.selection import drift
+from tests.simulated.timed import Clock, spending
 
 
 @pytest.fixture
@@ -48,3 +50,17 @@ def simulating() -> Iterator[None]:
         yield
     torch._dynamo.reset()
     gc.collect()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that replays move, too."""
+    clock = Clock()
+    monkeypatch.setattr(SimulatedGraph, "replay", spending(clock))
+    return clock
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "EVERY", 8)
+    monkeypatch.setattr(drift, "_RARER", 1)

@@ -2,89 +2,35 @@
 
 from __future__ import annotations
 
-import statistics
-import threading
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from pygraph_inductor import config, report, settings
-from pygraph_inductor.driver.simulated import SimulatedDriver, SimulatedGraph
-from pygraph_inductor.recording.function import RecordedFunction
+from pygraph_inductor import report, settings
+from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording.inputs import Refusal
 from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.table import variant_rows
-from pygraph_inductor.selection import drift, prediction, selector
-from pygraph_inductor.selection.judge import Variant
+from pygraph_inductor.selection import prediction, selector
 from pygraph_inductor.selection.measuring import MAX_ROUNDS
-from pygraph_inductor.selection.prediction import Prediction
 from pygraph_inductor.settings import Settings
-from tests.simulated.hand_written import cloned, contents, same_bits
-from tests.simulated.timed import US, Clock, Timed, spending
-
-
-def body(namespace: dict[str, Any], a: Any, b: Any) -> Any:
-    """Writes to `b`, draws random numbers, returns a fresh tensor and `b` itself."""
-    out = namespace["empty_strided_cpu"]((6,), (1,), torch.float32)
-    namespace["cpp_fused_0"](out, a, b)
-    namespace["cpp_fused_0"](b, out)
-    noise = namespace["empty_strided_cpu"]((6,), (1,), torch.float32)
-    namespace["cpp_fused_0"](noise, torch.rand(6), out)
-    return (out, b, noise)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that replays move, too."""
-    clock = Clock()
-    monkeypatch.setattr(SimulatedGraph, "replay", spending(clock))
-    return clock
-
-
-WRITES = {"mutated_inputs": frozenset({1})}
-
-
-def inputs() -> list[Any]:
-    return [torch.randn(6), torch.randn(6)]
-
-
-def checked_call(function: Timed, kept: list[Any] | None = None) -> str:
-    """One call with new inputs, compared with the plain call in every visible respect; what answered it."""
-    values = inputs()
-    copies = cloned(values)
-    random = torch.get_rng_state()
-    want = super(Timed, function).run(list(copies))
-    random_after = torch.get_rng_state()
-    torch.set_rng_state(random)
-    before = len(function.clock.executions)
-    got = function(*values)
-    assert torch.equal(torch.get_rng_state(), random_after)
-    assert all(map(same_bits, got, want)) and all(map(same_bits, values, copies))
-    assert got[1] is values[1]
-    if kept is not None:
-        kept.append((got, [contents(value) for value in got]))
-    executions = function.clock.executions[before:]
-    return executions[0] if len(executions) == 1 else "recording"
-
-
-def calls(function: Timed, count: int) -> list[str]:
-    return [checked_call(function) for _ in range(count)]
-
-
-def until_decided(function: Timed, most: int = 100) -> list[str]:
-    made = []
-    while not (function.log.decisions and function.decision.chosen):
-        made.append(checked_call(function))
-        assert len(made) < most, "no decision"
-    return made
-
-
-def front_holds(function: Timed) -> bool:
-    return any(function._entry.holds(one.launcher) for one in function.recordings)
+from tests.simulated.deciding import (
+    WRITES,
+    body,
+    called_by_threads,
+    calls,
+    checked_call,
+    front_holds,
+    inputs,
+    of_size,
+    sized_call,
+    stored,
+    until_decided,
+)
+from tests.simulated.hand_written import contents
+from tests.simulated.timed import US, Clock, Timed
 
 
 @pytest.mark.parametrize("native_", [True, False])
@@ -318,35 +264,6 @@ def test_stopwatch_that_fails_costs_no_answer(clock: Clock, monkeypatch: pytest.
             calls(function, 6)
 
 
-def called_by_threads(clock: Clock, calls: int) -> Timed:
-    """A function that four threads called so often at once; each call had its own answer."""
-
-    def pure(namespace: dict[str, Any], a: Any, b: Any) -> Any:
-        out = namespace["empty_strided_cpu"]((6,), (1,), torch.float32)
-        namespace["cpp_fused_0"](out, a, b)
-        return (out,)
-
-    function = Timed(pure, clock)
-    wrong: list[str] = []
-    # Made before: threads that draw random numbers during a verification would look like the function's own.
-    prepared = [[inputs() for _ in range(calls)] for _ in range(4)]
-
-    def work(mine: list[Any]) -> None:
-        for values in mine:
-            [want] = super(Timed, function).run(list(values))
-            [got] = function(*values)
-            if not same_bits(got, want):
-                wrong.append("wrong")
-
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in prepared]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    return function
-
-
 def test_threads_that_call_while_it_is_measured_get_their_own_answers(clock: Clock) -> None:
     clock.plain = (300 * US, 300 * US)
 
@@ -369,368 +286,6 @@ def test_graphs_beyond_the_memory_they_may_take_are_given_up(clock: Clock) -> No
             function(*inputs())
         assert bool(function.log.replays) is replays, limit
         assert replays or "max_graph_memory" in function.log.verdict
-
-
-# -- the graph with copies of all tensors
-
-
-@pytest.fixture
-def with_copies(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """It is offered, and the model does not rule it out; and the clock knows its replays."""
-    monkeypatch.setattr(Prediction, "may_win_by_copies", True)
-    keep = RecordedFunction._keep_copying
-
-    def kept(self: RecordedFunction, found: Any, *rest: Any) -> None:
-        if found is not None:
-            clock.copying.add(found.graph)
-        keep(self, found, *rest)
-
-    monkeypatch.setattr(RecordedFunction, "_keep_copying", kept)
-    with config.patch(engine="auto"):
-        yield clock
-
-
-@pytest.mark.parametrize("native_", [True, False])
-@pytest.mark.parametrize("fast", ["plain", "graph", "copy"])
-def test_any_of_three_variants_can_win(with_copies: Clock, fast: str, native_: bool) -> None:
-    clock = with_copies
-    clock.plain = clock.graph = clock.copy = (300 * US, 300 * US)
-    setattr(clock, fast, (100 * US, 100 * US))
-    function = Timed(body, clock, native=native_, **WRITES)
-    kept: list[Any] = []
-    made = [checked_call(function, kept) for _ in range(60)]
-    assert made[:3] == ["plain", "recording", "recording"]
-    assert {*made[3:15]} == {"plain", "graph", "copy"}, "all of them answered calls while it was measured"
-    assert {*made[30:]} == {fast}
-    assert function.decision.chosen == fast and function.decision.origin == "measured"
-    assert {one.name for one in function.decision.variants} == {"plain", "graph", "copy"}
-    assert function.log.replays == sum(kind in ("graph", "copy") for kind in made), "none is counted twice or lost"
-    assert function.log.calls == 60
-    for tensors, then in kept:
-        assert all(torch.equal(contents(now), before) for now, before in zip(tensors, then, strict=True))
-    open_graphs = [one.graph for one in function.recordings]
-    assert all(graph.closed for graph in clock.copying if graph not in open_graphs), "what lost gave its memory back"
-    assert len(open_graphs) == (0 if fast == "plain" else 1)
-    if fast == "copy":
-        assert set(function.log.recordings[-1].slots) == {"copy"} and len(function.log.recordings) == 1
-
-
-def test_thread_that_hears_of_a_choice_late_does_not_undo_it(
-    with_copies: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two threads may be told at once that copies won, and only one can put them in the place of the graph."""
-    clock = with_copies
-    clock.plain, clock.graph, clock.copy = (300 * US, 300 * US), (300 * US, 300 * US), (100 * US, 100 * US)
-    function = Timed(body, clock, **WRITES)
-    late: list[Any] = []
-    chosen = RecordedFunction._chosen
-
-    def heard(self: RecordedFunction, values: list[Any], *rest: Any) -> Any:
-        late.append(rest)
-        return chosen(self, values, *rest)
-
-    monkeypatch.setattr(RecordedFunction, "_chosen", heard)
-    kept: list[Any] = []
-    for _ in range(40):
-        checked_call(function, kept)
-    [rest] = late
-    [recording] = function.recordings
-    values = list(inputs())
-    want = super(Timed, function).run([value.clone() for value in values])
-    assert all(map(same_bits, chosen(function.function, list(values), *rest)[:2], want[:2]))
-    assert function.recordings == [recording] and not recording.closed
-    assert {checked_call(function, kept) for _ in range(3)} == {"copy"}
-
-
-def test_copies_have_to_save_something_to_be_chosen(with_copies: Clock) -> None:
-    clock = with_copies
-    clock.plain, clock.graph, clock.copy = (300 * US, 300 * US), (100 * US, 100 * US), (99 * US, 99 * US)
-    function = Timed(body, clock, **WRITES)
-    until_decided(function)
-    assert function.decision.chosen == "graph"
-
-
-def test_variant_that_cannot_be_recorded_is_left_out(with_copies: Clock) -> None:
-    """Two inputs overlap, and one is written: staging would come between them."""
-    clock = with_copies
-    clock.plain = (300 * US, 300 * US)
-    function = Timed(body, clock, **WRITES)
-    for _ in range(40):
-        both = torch.randn(9)
-        values = [both[:6], both[3:]]
-        copies = both.clone()
-        want = super(Timed, function).run([copies[:6], copies[3:]])
-        got = function(*values)
-        assert torch.equal(both, copies) and all(map(same_bits, got[:2], want[:2]))
-    assert function.decision.chosen == "graph"
-    assert {one.name for one in function.decision.variants} == {"plain", "graph"} and not clock.copying
-
-
-def test_engine_that_the_user_asked_for_has_no_rival(with_copies: Clock) -> None:
-    function = Timed(body, with_copies, settings=Settings(engine="patch"), **WRITES)
-    until_decided(function)
-    assert {one.name for one in function.decision.variants} == {"plain", "graph"}
-
-
-def test_stored_choice_of_copies_is_recorded_so_at_once(with_copies: Clock, tmp_path: Any) -> None:
-    clock = with_copies
-    clock.plain = clock.graph = (300 * US, 300 * US)
-    until_decided(Timed(body, clock, **stored(tmp_path)))
-    timed = clock.started
-    again = Timed(body, clock, **stored(tmp_path))
-    made = calls(again, 6)
-    assert made[:2] == ["plain", "recording"] and clock.started == timed
-    [recording] = again.recordings
-    assert recording.variant is Variant.COPY and set(recording.log.slots) == {"copy"}
-    assert (again.decision.chosen, again.decision.origin) == ("copy", "stored")
-
-
-def test_key_that_cannot_have_the_copies_chosen_for_its_class_is_told_addresses(
-    with_copies: Clock, tmp_path: Any
-) -> None:
-    """Of the calls of a class, these have inputs that overlap, one of which is written."""
-    clock = with_copies
-    clock.plain = clock.graph = (300 * US, 300 * US)
-    until_decided(Timed(body, clock, **stored(tmp_path)))
-    again = Timed(body, clock, **stored(tmp_path) | {"mutated_inputs": frozenset({0, 1})})
-    assert calls(again, 4)[:2] == ["plain", "recording"]
-    for _ in range(6):
-        both = torch.randn(9)
-        copies = both.clone()
-        random = torch.get_rng_state()
-        want = super(Timed, again).run([copies[:6], copies[3:]])
-        torch.set_rng_state(random)
-        got = again(both[:6], both[3:])
-        assert torch.equal(both, copies) and all(map(same_bits, got, want))
-    [recording] = [one for one in again.recordings if one.variant is Variant.GRAPH]
-    # After a plain call, one that copies were refused for, and its own.
-    assert recording.count() == 3, again.log.reasons
-    assert {one.variant for one in again.recordings} == {Variant.GRAPH, Variant.COPY}, "the others go on with copies"
-
-
-def test_other_keys_of_a_class_follow_the_choice_of_copies(with_copies: Clock) -> None:
-    clock = with_copies
-    clock.plain = clock.graph = (300 * US, 300 * US)
-    function = Timed(of_size, clock)
-    for _ in range(3):
-        sized_call(function, 100), sized_call(function, 120)  # both are being measured
-    for _ in range(40):
-        sized_call(function, 100)
-    assert function.decision.chosen == "copy"
-    for _ in range(6):
-        sized_call(function, 120)
-    assert [one.variant for one in function.recordings] == [Variant.COPY] * 2
-    assert len(function.log.decisions) == 1
-
-
-def test_choice_of_copies_is_taken_again_when_they_come_to_cost_more(with_copies: Clock, often: None) -> None:
-    clock = with_copies
-    clock.plain = clock.graph = (300 * US, 300 * US)
-    function = Timed(body, clock, **WRITES)
-    until_decided(function)
-    assert function.decision.chosen == "copy"
-    clock.copy = clock.graph = (2000 * US, 2000 * US)  # graphs recorded later are in no set
-    calls(function, 150)
-    assert function.decision.chosen == "plain" and function.decision.examinations == 1
-
-
-def test_threads_record_the_variant_with_copies_once(with_copies: Clock) -> None:
-    clock = with_copies
-    clock.plain = clock.graph = (300 * US, 300 * US)
-
-    function = called_by_threads(clock, calls=40)
-    open_ = {one.graph for one in function.recordings} | {
-        one.copying.graph for one in function.recordings if one.copying is not None
-    }
-    function(*inputs())
-    assert all(graph.closed for graph in clock.copying - open_)
-
-
-# -- sizes
-
-
-def of_size(namespace: dict[str, Any], size: int, a: Any) -> Any:
-    out = namespace["empty_strided_cpu"]((size,), (1,), torch.float32)
-    namespace["cpp_fused_0"](out, a)
-    return (out,)
-
-
-def sized_call(function: Timed, size: int) -> str:
-    a = torch.randn(size)
-    [want] = super(Timed, function).run([size, a])
-    before = len(function.clock.executions)
-    [got] = function(size, a)
-    assert same_bits(got, want)
-    executions = function.clock.executions[before:]
-    return executions[0] if len(executions) == 1 else "recording"
-
-
-@pytest.mark.parametrize("slow", ["plain", "graph"])
-def test_sizes_of_one_class_share_a_decision(clock: Clock, slow: str) -> None:
-    setattr(clock, slow, (300 * US, 300 * US))
-    chosen = "plain" if slow == "graph" else "graph"
-    function = Timed(of_size, clock)
-    for _ in range(20):
-        sized_call(function, 100)
-    assert function.decision.chosen == chosen
-    timed = clock.started
-    second = "recording" if chosen == "graph" else "plain"
-    assert [sized_call(function, 120) for _ in range(4)] == ["plain", second, chosen, chosen]
-    assert clock.started == timed and len(function.log.decisions) == 1
-    for _ in range(20):
-        sized_call(function, 1000)
-    assert clock.started > timed and len(function.log.decisions) == 2
-
-
-def test_size_that_does_not_pay_leaves_other_sizes_alone(clock: Clock) -> None:
-    function = Timed(of_size, clock)
-    clock.graph = (300 * US, 300 * US)
-    for _ in range(20):
-        sized_call(function, 5)
-    clock.plain, clock.graph = clock.graph, clock.plain
-    for _ in range(20):
-        sized_call(function, 5000)
-    assert [one.chosen for one in function.log.decisions] == ["plain", "graph"]
-    assert [sized_call(function, size) for size in (5, 5000, 5, 5000)] == ["plain", "graph"] * 2
-
-
-# -- what is kept
-
-
-def stored(tmp_path: Any, graph: str = "g") -> dict[str, Any]:
-    return {"graph_hash": graph, "decisions_folder": str(tmp_path / "decisions"), **WRITES}
-
-
-@pytest.mark.parametrize("slow", ["plain", "graph"])
-def test_warm_start_measures_nothing(clock: Clock, tmp_path: Any, slow: str) -> None:
-    setattr(clock, slow, (300 * US, 300 * US))
-    chosen = "plain" if slow == "graph" else "graph"
-    until_decided(Timed(body, clock, **stored(tmp_path)))
-    timed = clock.started
-    again = Timed(body, clock, **stored(tmp_path))
-    made = calls(again, 6)
-    assert clock.started == timed
-    assert again.decision.origin == "stored" and again.decision.chosen == chosen
-    assert made[1:] == ["plain"] * 5 if chosen == "plain" else ["recording", *["graph"] * 4]
-    another = Timed(body, clock, **stored(tmp_path, "another graph"))
-    calls(another, 6)
-    assert clock.started > timed
-
-
-@pytest.mark.parametrize("slow", ["plain", "graph"])
-def test_warm_start_decides_in_under_a_millisecond(clock: Clock, tmp_path: Any, slow: str) -> None:
-    """The median over many functions that ask for the first time: machines that run tests are busy."""
-    setattr(clock, slow, (300 * US, 300 * US))
-    facts = stored(tmp_path)
-    first = Timed(body, clock, **facts)
-    until_decided(first)
-    [key] = {entry[0] for entry in first.function._entries}
-    took = []
-    for _ in range(50):
-        fresh = Timed(body, clock, **facts).function._selector
-        started = time.perf_counter_ns()
-        choice = fresh.known(key)
-        took.append(time.perf_counter_ns() - started)
-        assert choice is not None and choice.origin == "stored" and choice.is_plain is (slow == "graph")
-    assert statistics.median(took) < 1_000_000, f"{statistics.median(took) / 1e3:.0f} µs"
-
-
-def test_device_and_versions_are_looked_up_while_compiling_and_only_where_decisions_are_kept(
-    clock: Clock, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[str] = []
-    monkeypatch.setattr(selector, "_versions", lambda: looked.append("versions") or {"torch": ""})
-    monkeypatch.setattr(SimulatedDriver, "identity", lambda driver: looked.append("device") or {"device": ""})
-    Timed(body, clock, **WRITES)
-    assert not looked
-    Timed(body, clock, **stored(tmp_path))
-    assert set(looked) == {"versions", "device"}
-
-
-def test_pinned_choice_is_followed_and_not_replaced(clock: Clock, tmp_path: Any) -> None:
-    clock.plain = (300 * US, 300 * US)
-    facts = stored(tmp_path)
-    first = Timed(body, clock, **facts)
-    until_decided(first)
-    store = first.function._selector._store()
-    [(digest, kept)] = store.all()
-    assert digest == first.decision.digest
-    assert store.write(type(kept)(kept.key, kept.name, "plain", "pinned by the user", pinned=True))
-    second = Timed(body, clock, **facts)
-    assert set(calls(second, 6)) == {"plain"} and second.decision.origin == "pinned"
-    assert not store.write(kept), "what is measured does not replace it"
-
-
-@pytest.mark.parametrize(
-    "knob", [{"objective": "latency"}, {"min_gain": 0.5}, {"engine": "patch"}, {"max_kept_bytes": 0}]
-)
-def test_decision_for_other_knobs_does_not_count(clock: Clock, tmp_path: Any, knob: dict[str, Any]) -> None:
-    until_decided(Timed(body, clock, **stored(tmp_path)))
-    timed = clock.started
-    calls(Timed(body, clock, settings=Settings(**knob), **stored(tmp_path)), 6)
-    assert clock.started > timed
-
-
-def test_store_that_cannot_be_used_costs_one_warning_and_no_call(clock: Clock, tmp_path: Any, caplog: Any) -> None:
-    (tmp_path / "decisions").write_text("a file where the folder should be")
-    clock.plain = (300 * US, 300 * US)
-    for graph in ("one", "two"):
-        function = Timed(body, clock, **stored(tmp_path, graph))
-        until_decided(function)
-        assert function.decision.chosen == "graph"
-    assert len([one for one in caplog.records if "decisions in" in one.getMessage()]) == 1
-
-
-# -- conditions that change
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drift, "EVERY", 8)
-    monkeypatch.setattr(drift, "_RARER", 1)
-
-
-@pytest.mark.parametrize("native_", [True, False])
-@pytest.mark.parametrize("first", ["graph", "plain"])
-def test_choice_is_taken_again_when_calls_come_to_cost_something_else(
-    clock: Clock, often: None, first: str, native_: bool
-) -> None:
-    other = "plain" if first == "graph" else "graph"
-    setattr(clock, first, (100 * US, 100 * US))
-    setattr(clock, other, (300 * US, 300 * US))
-    function = Timed(body, clock, native=native_, **WRITES)
-    until_decided(function)
-    assert function.decision.chosen == first
-    setattr(clock, first, (2000 * US, 2000 * US))
-    calls(function, 150)
-    assert function.decision.chosen == other and function.decision.examinations == 1
-    assert set(calls(function, 20)) == {other}
-
-
-def test_choice_stays_while_calls_cost_what_they_did(clock: Clock, often: None) -> None:
-    clock.plain = (300 * US, 300 * US)
-    function = Timed(body, clock, **WRITES)
-    until_decided(function)
-    clock.graph = (140 * US, 140 * US)
-    assert set(calls(function, 200)) == {"graph"} and function.decision.examinations == 0
-
-
-def test_small_advantage_does_not_overturn_an_earlier_choice(clock: Clock, often: None) -> None:
-    clock.plain, clock.graph, clock.behind = (100 * US, 100 * US), (300 * US, 300 * US), True
-    function = Timed(body, clock, settings=Settings(min_gain=0.1), **WRITES)
-    until_decided(function)
-    assert function.decision.chosen == "plain"
-    clock.plain, clock.graph = (1000 * US, 1000 * US), (850 * US, 850 * US)  # enough for a first choice
-    calls(function, 150)
-    assert function.decision.examinations >= 1 and function.decision.chosen == "plain"
-
-
-def test_examinations_become_rarer(clock: Clock) -> None:
-    watches = [drift.Watch(SimulatedDriver(), "auto", 1.0, number) for number in range(3)]
-    assert [one.every for one in watches] == [1024, 4096, 16384]
-
-
-# -- more than one process
 
 
 def test_nothing_is_decided_on_one_rank_alone(clock: Clock, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,17 +311,6 @@ def test_plain_call_is_not_tried_where_it_would_not_fit_beside_the_graph(clock: 
     function.driver.arena.limit = 0
     assert set(calls(function, 10)) == {"graph"}
     assert function.decision.chosen == "graph" and "memory" in function.decision.reason
-
-
-def test_ranks_that_appear_later_leave_decisions_as_they_are(
-    clock: Clock, often: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock.graph = (900 * US, 900 * US)
-    function = Timed(body, clock, **WRITES)
-    until_decided(function)
-    monkeypatch.setattr(selector, "_ranks", lambda: 2)
-    clock.plain = (5000 * US, 5000 * US)
-    assert set(calls(function, 100)) == {"plain"} and function.decision.examinations == 0
 
 
 def test_measurement_under_way_ends_when_other_ranks_appear(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -799,18 +343,6 @@ def test_calls_that_the_launcher_leaves_to_python_for_other_reasons_are_not_time
     before = last.launcher.counts()[0]
     sized_call(function, sizes[-1])
     assert last.launcher.counts()[0] == before + 1, "it stands in front again"
-
-
-def test_one_call_in_many_is_timed_and_no_other(clock: Clock, often: None) -> None:
-    clock.plain = (900 * US, 900 * US)
-    function = Timed(body, clock, **WRITES)
-    until_decided(function)
-    timed = clock.started
-    calls(function, 80)
-    assert clock.started - timed in (9, 10), "one in eight"
-
-
-# -- what need not be measured
 
 
 def test_graph_that_stages_more_than_it_can_save_is_not_measured(

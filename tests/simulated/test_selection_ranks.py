@@ -18,7 +18,7 @@ RANK = """
     import json, sys
     import torch, torch.distributed as dist
     import pygraph_inductor
-    from tests.simulated.test_selection import WRITES, body, inputs
+    from tests.simulated.deciding import WRITES, body, inputs
     from pygraph_inductor.driver.simulated import SimulatedGraph
     from tests.simulated.timed import US, Clock, Timed, spending
 

@@ -29,6 +29,7 @@ BLOCK_BYTES = 12 << 30  # the inputs of one block, all alive together
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
 PATIENCE = 4  # times as long as usual where it is not clear yet whether ours is slower than a baseline
 STEADY = "steady"  # how iterations in flight are timed: from the end of the first one of a block
+ALIKE = "alike"  # the values that the variants of a round get
 LATENCIES = 5
 
 

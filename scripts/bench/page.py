@@ -13,7 +13,7 @@ from typing import Any
 from scripts.bench import goals, model, paper, resources, single_calls
 from scripts.bench.compare import times
 from scripts.bench.markdown import table
-from scripts.bench.measure import STEADY
+from scripts.bench.measure import ALIKE, STEADY
 from scripts.bench.reasons import brief
 from scripts.bench.results import Result, VariantResult, commit_name, load
 from scripts.bench.stats import Ratio, geomean, ratio
@@ -119,13 +119,16 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
     parts: dict[str, Callable[[], str]] = {
         "origin": lambda: origin(main, others, [*cold, *ablated(results, main)]),
         "goals": lambda: goals_table(main, cold),
+        "values": lambda: values_of_rounds([*main, *others]),
         "speed": lambda: speed_table(main, others),
         "single_calls": lambda: single_calls.calls_table({marked(row, main): row for row in [*main, *others]}),
         "paper_title": lambda: str(published["title"]),
         "paper_overall": lambda: paper.overall_table(paper.Measured.of(main, ablated(results, main), cold), published),
         "paper": lambda: paper.workloads_table(main, ablated(results, main), published),
         "differences": lambda: paper.differences(main, published),
+        "unrest": lambda: unrest({marked(result, main): result for result in ablated(results, main)}),
         "ablation": lambda: ablation_table({marked(result, main): result for result in ablated(results, main)}),
+        "outside": lambda: resources.outside_of_graphs(main),
         "resources": lambda: resources.resources_table(main),
         "parts": lambda: resources.parts_table(main),
         "cold": lambda: resources.cold_table({marked(result, main): result for result in cold}),
@@ -192,6 +195,15 @@ def goals_table(main: Sequence[Result], cold: Sequence[Result]) -> str:
     return table(("what", "goal", "ours", "stock graphs", "met", "over"), rows, left=1)
 
 
+def values_of_rounds(rows: Sequence[Result]) -> str:
+    """Whether variants were compared on the same values, on which how long something takes may depend."""
+    own = [row.workload for row in rows if row.configuration.get("values") != ALIKE]
+    if len(own) == len(rows):
+        return "Each variant of a round drew values of its own; the benchmark gives all of them the same ones since."
+    older = f", except in older rows, where each drew its own: {', '.join(own)}" if own else ""
+    return f"All variants of a round get the same values{older}."
+
+
 def speed_table(main: Sequence[Result], others: Sequence[Result]) -> str:
     heads = ["workload", "model", "mode", "batch", "eager", "no graphs", "stock", "ours", "ours over stock"]
     heads += ["stock to the floor", "ours to the floor", "p99 stock", "p99 ours"]
@@ -244,6 +256,19 @@ def tail(result: Result, name: str) -> float | None:
 
 def microseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} us"
+
+
+def unrest(ablated: Mapping[str, Result]) -> str:
+    """How far rounds of ours lie apart in these runs, for readers of small differences."""
+    spreads = [(t.throughput_us, name) for name, result in ablated.items() if (t := result.timing(OURS.name))]
+    if not spreads:
+        return ""
+    found = [((spread.high - spread.low) / spread.median, name) for spread, name in spreads]
+    middle, (most, name) = statistics.median(share for share, _ in found), max(found)
+    return (
+        f"Between the quartiles of ours' rounds are {100 * middle:.1f} % of their median, at the median of these rows, "
+        f"and {100 * most:.1f} % in {name}: differences of that size say little."
+    )
 
 
 def ablation_table(ablated: Mapping[str, Result]) -> str:

@@ -27,6 +27,21 @@ def compiled_share(variant: VariantResult) -> str:
     return f"{100 * profile.kernels_compiled / profile.kernels:.2f} %"
 
 
+def outside_of_graphs(main: Sequence[Result]) -> str:
+    """How many kernels of compiled code are launched outside of graphs, and where."""
+    found: dict[int, list[str]] = {}
+    for result in main:
+        profile = result.variants.get(OURS.name, VariantResult()).profile
+        if profile is not None and profile.kernels_compiled is not None:
+            found.setdefault(round(profile.kernels_compiled - profile.kernels_in_graphs), []).append(result.workload)
+    if not found:
+        return "How many kernels of compiled code are outside of graphs was not measured in these rows."
+    known = sum(map(len, found.values()))
+    none = [f"none in {len(found.pop(0))} of {known} workloads"] if 0 in found else []
+    some = [f"{count:,} in {', '.join(names)}" for count, names in sorted(found.items())]
+    return f"Kernels of compiled code outside of graphs: {'; '.join([*none, *some])}."
+
+
 def copied(result: Result, name: str) -> str:
     """Bytes that a variant copies on the device beyond the plain call, and copies of which nobody tells the bytes."""
     inside = goals.extra_copies(result, name) or 0.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import facts
-from scripts.bench.measure import PATIENCE, STEADY
+from scripts.bench.measure import ALIKE, PATIENCE, STEADY
 from scripts.bench.process import METHODS, Process, all_still
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result, VariantResult, decode, from_json, save
@@ -63,6 +63,7 @@ class Options:
             "variants": list(self.variants),
             "seconds": self.seconds,
             "throughput": STEADY if self.time else None,
+            "values": ALIKE if self.time else None,
             "cache": "cold" if self.cold else "shared",
             "knobs": knobs,
         }

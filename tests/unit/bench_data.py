@@ -58,7 +58,8 @@ def result(name: str, plain: float, stock: float, ours: float, floor: float, **c
     }  # fmt: skip
     found = Result(
         name, facts, environment, {"id": "0123456789abcdef", "sources": "feed", "changed": False},
-        {"size": "full", "throughput": "steady", "knobs": {}}, finished="2026-01-01T00:00:00+00:00", seconds=1.0,
+        {"size": "full", "throughput": "steady", "values": "alike", "knobs": {}},
+        finished="2026-01-01T00:00:00+00:00", seconds=1.0,
     )  # fmt: skip
     found.variants = {
         "eager": variant(2 * plain),

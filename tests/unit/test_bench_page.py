@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.bench import facts, goals, model, page, paper, resources, results
+from scripts.bench import facts, goals, model, page, paper, registry, resources, results
 from scripts.bench.results import MemoryParts, Startup
 from scripts.bench.stats import TIMES
 from tests.unit.bench_data import OTHER, OTHER_NAME, compiled_from_nothing, result, variant
@@ -165,6 +167,36 @@ def test_time_in_flight_of_old_rows_is_explained():
     old = result("DLRM", 100, 80, 50, 45, configuration={"size": "full", "knobs": {}})
     assert "first launch" in page.origin([old], [])
     assert "first launch" not in page.origin(rows(), [])
+
+
+def test_the_template_names_no_workload():
+    """What is true of one is for the data to say. Commands at the end may have names for an example."""
+    words = set(re.findall(r"[\w-]+", TEMPLATE.split("## Repeat it")[0]))
+    assert not words & set(registry.all_workloads())
+
+
+def test_values_of_rounds_are_said_to_be_those_that_the_rows_were_measured_with():
+    own = result("TKE", 100, 90, 60, 50, configuration={"size": "full", "throughput": "steady"})
+    assert page.values_of_rounds(rows()) == "All variants of a round get the same values."
+    assert page.values_of_rounds([own]).startswith("Each variant of a round drew values of its own;")
+    assert page.values_of_rounds([own, *rows()]).endswith("where each drew its own: TKE.")
+
+
+def test_kernels_outside_of_graphs_are_counted_by_workload():
+    all_in, two, more, unknown = (result(name, 100, 90, 60, 50) for name in ("TKE", "BERT", "MOE", "VM"))
+    for row, outside in ((all_in, 0), (two, 2), (more, 1000)):
+        row.variants["ours"].profile.kernels_compiled = 20.0 + outside
+    text = resources.outside_of_graphs([more, all_in, unknown, two])
+    assert text == "Kernels of compiled code outside of graphs: none in 1 of 3 workloads; 2 in BERT; 1,000 in MOE."
+    assert "not measured" in resources.outside_of_graphs([unknown])
+
+
+def test_small_differences_have_the_spread_of_rounds_beside_them():
+    calm, restless = result("TKE", 100, 90, 60, 50), result("WIDE", 100, 90, 60, 50)
+    spread = restless.variants["ours"].timing.throughput_us
+    restless.variants["ours"].timing.throughput_us = dataclasses.replace(spread, median=60, low=54, high=66)
+    assert "and 20.0 % in WIDE" in page.unrest({"TKE": calm, "WIDE": restless})
+    assert page.unrest({}) == ""
 
 
 def test_averages_are_over_the_same_workloads_in_every_column():

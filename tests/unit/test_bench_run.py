@@ -504,6 +504,14 @@ def test_another_configuration_is_measured_again(options):
     assert Run(replace(options, seconds=9.0), silent).before(all_workloads()["WIDE"]) is None
 
 
+def test_what_was_timed_on_other_values_for_each_variant_is_measured_again(options):
+    first = Run(options, silent)
+    result = first.begin(all_workloads()["WIDE"])
+    del result.result.configuration["values"]  # as in files from before all got the same ones
+    first.finish(result)
+    assert first.before(all_workloads()["WIDE"]) is None
+
+
 def test_parts_cover_everything_once():
     workloads = list(all_workloads().values())
     parts = [part(workloads, f"{i}/4") for i in range(1, 5)]

@@ -13,10 +13,12 @@ from pygraph_inductor.recording.indirection import Watching, twins_for
 from pygraph_inductor.selection.calibration import coefficients
 from pygraph_inductor.selection.cost_model import Choice, Coefficients, Consumers, CostModel, SlotUse, choose, value
 
-# Compiling a twin and capturing again take about so long, in µs, and have to be saved again by so many calls.
+# Compiling a twin takes about so long, in µs, which has to be saved again by so many calls: a table is used where it
+# saves a microsecond.
 COMPILING = 300_000.0
-CAPTURING = 100_000.0
-PAID_BACK = 100_000
+PAID_BACK = 300_000
+# µs of a call that copies have to save: a replay copies nothing but for a reason.
+LEAST_SAVED_BY_COPIES = 3.0
 # Bytes of the largest slot that is copied although patching can serve it: it needs as much memory beside it.
 MOST_COPIED = 1 << 20
 _SHOWN = 8  # slots whose costs are reported: those with the most consumers
@@ -57,28 +59,35 @@ def wanted(
         for number, (one, use) in uses.items()
     }
     moving = {number: one for number, one in consumers.items() if uses[number][1].moves}
-    choice = choose(moving, c)
+    model = choose(moving, c)
     slots = _costs_of_slots({number: (consumers[number], use) for number, (_, use) in uses.items()}, c)
-    costs = {"patch": choice.patched, "indirect": choice.indirected, "copy": choice.all_copied}
+    costs = {"patch": model.patched, "indirect": model.indirected, "copy": model.all_copied}
     if forced:
         able = frozenset(number for number, one in consumers.items() if one.kernels)
         return Wanted(able, frozenset(), costs, "config.engine asks for a table", slots)
-    without = {number: replace(one, kernels=frozenset()) for number, one in moving.items()}
-    untabled = choose(without, c) if choice.indirect else choice
-    twins = len(twins_for(work.indirection, choice.indirect))
-    if choice.indirect and (untabled.cost - choice.cost) * PAID_BACK >= COMPILING * twins:
-        costs["chosen"] = choice.cost
-        return Wanted(choice.indirect, choice.copied, costs, _words(choice, moving), slots)
-    too_long = (
-        f"; {choice.cost:.1f} µs with some slots through a table, but compiling {twins} twins takes too long for that"
-        if choice.indirect
-        else ""
-    )
-    if untabled.copied and (untabled.patched - untabled.cost) * PAID_BACK >= CAPTURING:
-        costs["chosen"] = untabled.cost
-        return Wanted(frozenset(), untabled.copied, costs, _words(untabled, moving) + too_long, slots)
-    costs["chosen"] = choice.patched
-    return Wanted(frozenset(), frozenset(), costs, _words_for_patching(choice, moving) + too_long, slots)
+    uncopied = {number: replace(one, copying=None) for number, one in moving.items()}
+    choice, refused = _paid_back(work.indirection, uncopied, c)
+    if model.copied:
+        copying, its_refused = _paid_back(work.indirection, moving, c)
+        if copying.copied and choice.cost - copying.cost >= LEAST_SAVED_BY_COPIES:
+            choice, refused = copying, its_refused
+    costs["chosen"] = choice.cost
+    chosen = choice.indirect or choice.copied
+    why = _words(choice, moving) if chosen else _words_for_patching(model, moving)
+    return Wanted(choice.indirect, choice.copied, costs, why + refused, slots)
+
+
+def _paid_back(watched: Watching, slots: Mapping[int, Consumers], c: Coefficients) -> tuple[Choice, str]:
+    """The best plan whose twins save what compiling them takes, and what is to be said of one that does not."""
+    found = choose(slots, c)
+    if not found.indirect:
+        return found, ""
+    without = choose({number: replace(one, kernels=frozenset()) for number, one in slots.items()}, c)
+    twins = len(twins_for(watched, found.indirect))
+    if (without.cost - found.cost) * PAID_BACK >= COMPILING * twins:
+        return found, ""
+    better = f"{found.cost:.1f} µs with some slots through a table"
+    return without, f"; {better}, but compiling {twins} twins takes too long for that"
 
 
 def _moves(work: Work, number: int) -> bool:
@@ -159,7 +168,8 @@ def _words_for_patching(choice: Choice, moving: Mapping[int, Consumers]) -> str:
     else:
         others.append("no kernel of its slots has a twin")
     if any(one.copying is not None for one in moving.values()):
-        others.append(f"copies {choice.all_copied:.1f} µs")
+        few = f", and have to save {LEAST_SAVED_BY_COPIES:.0f}" if choice.all_copied < choice.patched else ""
+        others.append(f"copies {choice.all_copied:.1f} µs{few}")
     else:
         others.append("no slot is a small input that is only read and overlaps no other")
     return f"patching {nodes} nodes costs {choice.patched:.1f} µs a call; {', '.join(others)}"

@@ -20,15 +20,15 @@ _SWEEPS = 4  # over all slots, changing one at a time
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What things cost on one machine, in µs. The defaults were measured on an H200 (torch 2.11, CUDA 13.0)."""
+    """What things cost on one machine, in µs. The defaults were measured on an H200 (docs/benchmarks/engines.json)."""
 
-    node_update: float = 0.18  # rewriting one node, on the host
-    table_update: float = 0.3  # rewriting the node that writes a table, on the host
-    table_node: float = 1.6  # running that node, on the device
-    indirect_load: float = 0.13  # what a kernel takes longer if it is given addresses of addresses
-    copy_launch: float = 2.1  # copying one small tensor, by a node of the graph
+    node_update: float = 0.21  # rewriting one node, on the host
+    table_update: float = 0.18  # rewriting the node that writes a table, on the host
+    table_node: float = 0.74  # running that node, on the device
+    indirect_load: float = 0.135  # what a kernel takes longer if it is given addresses of addresses
+    copy_launch: float = 1.49  # copying one small tensor, by a node of the graph
     bytes_per_us: float = 2.0e6  # of such a copy: each byte is read and written
-    python_replay: float = 20.0  # what a replay takes longer from Python than from C
+    python_replay: float = 24.0  # what a replay takes longer from Python than from C
 
     def to_dict(self) -> dict[str, float]:
         return dataclasses.asdict(self)

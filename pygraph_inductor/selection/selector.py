@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
+import json
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from pygraph_inductor.driver.protocol import Driver
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.facts import DecisionFacts, ExpectedFacts, FunctionFacts, VariantFacts
+from pygraph_inductor.selection.calibration import coefficients
 from pygraph_inductor.selection.classes import size_class
 from pygraph_inductor.selection.drift import Watch
 from pygraph_inductor.selection.judge import Measured, Rules, Variant, Verdict, saved_ns
@@ -242,8 +245,16 @@ class Selector:
                 "objective": settings.objective,
                 "min_gain": repr(settings.min_gain),
                 "max_kept_bytes": str(settings.max_kept_bytes),
+                "coefficients": self._plans(),
             }
         )
+
+    def _plans(self) -> str:
+        """Names what the plan of a recording is made by: what was measured is one plan, and another may be better."""
+        if self._facts.settings.engine != "auto":
+            return ""
+        known = coefficients(self._driver, self._facts.decisions_folder).to_dict()
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
     def _stored(self, sizes: str) -> Choice | None:
         store, key = self._store(), self._key(sizes)

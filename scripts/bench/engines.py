@@ -77,16 +77,14 @@ class Measured:
 
     @property
     def planned(self) -> str:
-        """By a recording, for which the model is not all: what it does once has to be saved again, and copies take
-        memory. All kernels of a point share one twin.
+        """By a recording, for which the model is not all: a twin has to save what compiling it takes, and a copy has to
+        save more than a little, and is not made of what is large. All kernels of a point share one twin.
         """
-        gain = {engine: (self.predicted["patch"] - cost) * plans.PAID_BACK for engine, cost in self.predicted.items()}
-        allowed = ["patch"]
-        if gain["indirect"] >= plans.COMPILING:
-            allowed.append("indirect")
-        if gain["copy"] >= plans.CAPTURING and self.point.nbytes <= plans.MOST_COPIED:
-            allowed.append("copy")
-        return min(allowed, key=lambda engine: self.predicted[engine])
+        gain = self.predicted["patch"] - self.predicted["indirect"]
+        uncopied = "indirect" if gain > 0 and gain * plans.PAID_BACK >= plans.COMPILING else "patch"
+        saved = self.predicted[uncopied] - self.predicted["copy"]
+        worth = saved >= plans.LEAST_SAVED_BY_COPIES and self.point.nbytes <= plans.MOST_COPIED
+        return "copy" if worth else uncopied
 
     @property
     def best(self) -> str:
@@ -251,8 +249,15 @@ def page(content: dict[str, Any], plot: str | None) -> str:
         f"{share_within(found):.1%} of the {len(found)} points{also}.",
         "A recording chooses by the model, but a twin has to pay for its "
         f"{plans.COMPILING / 1e6:.1f} s of compiling within {plans.PAID_BACK:,} calls,",
-        f"and nothing over {readable(plans.MOST_COPIED)} is copied: its choice is that good at "
+        f"and a copy, of {readable(plans.MOST_COPIED)} at most, has to save {plans.LEAST_SAVED_BY_COPIES:.0f} µs: its "
+        "choice is that good at",
         f"{share_within(found, planned=True):.1%} of the points.",
+        "",
+        f"Consumers go from {CONSUMERS[0]} to {CONSUMERS[-1]}, slots from {SLOTS[0]} to {SLOTS[-1]}, sizes from "
+        f"{readable(SIZES[0])} to {readable(SIZES[-1])}; but there are at most",
+        f"{MAX_NODES:,} kernels and {readable(MAX_BYTES)} of inputs, and sizes other than the smallest are measured "
+        "for these consumers and slots only:",
+        ", ".join(f"{consumers} and {slots}" for consumers, slots in SIZED) + ".",
         "",
         f"![which engine is cheapest]({plot})" if plot else "There is no plot: matplotlib was not installed.",
         "",

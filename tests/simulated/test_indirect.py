@@ -307,7 +307,8 @@ def test_addresses_that_come_back_need_no_update() -> None:
 
 
 def test_report_says_what_engines_would_have_cost_and_why_one_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "coefficients", costing(node_update=0.5, indirect_load=0.25, table_node=4.0))
+    known = costing(node_update=0.5, indirect_load=0.25, table_node=4.0, table_update=0.3, copy_launch=2.1)
+    monkeypatch.setattr(planning, "coefficients", known)
     with pygraph_inductor.config.patch(engine="auto"):
         function = HandWritten(consumed_by(10))
     check(function, lambda: (torch.randn(8),))

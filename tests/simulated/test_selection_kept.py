@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pygraph_inductor.driver.simulated import SimulatedDriver
-from pygraph_inductor.selection import selector
+from pygraph_inductor.selection import calibration, selector
+from pygraph_inductor.selection.cost_model import Coefficients
 from pygraph_inductor.settings import Settings
 from tests.simulated.deciding import WRITES, body, calls, of_size, sized_call, stored, until_decided
 from tests.simulated.timed import US, Clock, Timed
@@ -112,6 +113,18 @@ def test_decision_for_other_knobs_does_not_count(clock: Clock, tmp_path: Any, kn
     timed = clock.started
     calls(Timed(body, clock, settings=Settings(**knob), **stored(tmp_path)), 6)
     assert clock.started > timed
+
+
+def test_decision_about_a_plan_by_other_coefficients_does_not_count(clock: Clock, tmp_path: Any) -> None:
+    """`pygraph calibrate` may have changed what the graph does; not where every tensor has the same engine anyway."""
+    for engine, again in (("patch", False), ("auto", True)):
+        facts = stored(tmp_path, graph=engine) | {"settings": Settings(engine=engine)}
+        function = Timed(body, clock, **facts)
+        until_decided(function)
+        timed = clock.started
+        calibration.write(function.driver, facts["decisions_folder"], Coefficients(node_update=7.0 + again))
+        calls(Timed(body, clock, **facts), 6)
+        assert (clock.started > timed) is again
 
 
 def test_store_that_cannot_be_used_costs_one_warning_and_no_call(clock: Clock, tmp_path: Any, caplog: Any) -> None:

@@ -169,9 +169,10 @@ def test_a_recording_chooses_what_pays_for_itself_and_copies_little() -> None:
         return Measured(Point(1, 1, nbytes), 10.0, predicted, {}, predicted, 9).planned
 
     assert planned(patch=5.0, indirect=1.0, copy=9.0) == "indirect"
-    assert planned(patch=3.0, indirect=1.0, copy=9.0) == "patch"  # 2 µs a call do not pay for a twin
-    assert planned(patch=3.0, indirect=1.0, copy=1.5) == "copy"
-    assert planned(patch=3.0, indirect=1.0, copy=1.5, nbytes=1 << 21) == "patch"
+    assert planned(patch=3.0, indirect=2.1, copy=9.0) == "patch"  # 0.9 µs a call do not pay for a twin
+    assert planned(patch=5.0, indirect=4.5, copy=1.5) == "copy"
+    assert planned(patch=5.0, indirect=2.0, copy=1.5) == "indirect"  # copies save 0.5 µs
+    assert planned(patch=5.0, indirect=4.5, copy=1.5, nbytes=1 << 21) == "patch"
 
 
 def test_rounds_end_when_they_tell_enough(monkeypatch: pytest.MonkeyPatch) -> None:

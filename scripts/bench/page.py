@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import goals, model, paper, resources, single_calls
+from scripts.bench import goals, in_flight, model, paper, resources, single_calls, startup
 from scripts.bench.compare import times
 from scripts.bench.markdown import table
 from scripts.bench.measure import ALIKE, STEADY
@@ -121,6 +121,7 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         "goals": lambda: goals_table(main, cold),
         "values": lambda: values_of_rounds([*main, *others]),
         "speed": lambda: speed_table(main, others),
+        "quartiles": lambda: in_flight.quartiles_table({marked(row, main): row for row in [*main, *others]}),
         "single_calls": lambda: single_calls.calls_table({marked(row, main): row for row in [*main, *others]}),
         "paper_title": lambda: str(published["title"]),
         "paper_overall": lambda: paper.overall_table(paper.Measured.of(main, ablated(results, main), cold), published),
@@ -131,7 +132,8 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         "outside": lambda: resources.outside_of_graphs(main),
         "resources": lambda: resources.resources_table(main),
         "parts": lambda: resources.parts_table(main),
-        "cold": lambda: resources.cold_table({marked(result, main): result for result in cold}),
+        "startup": lambda: startup.startup_table({row.workload: row for row in main}),
+        "cold": lambda: startup.startup_table({marked(result, main): result for result in cold}),
         "unmeasured": lambda: resources.unmeasured(main),
         "far": lambda: far_from_eager(main),
         "model": lambda: model_table(main),

@@ -1,15 +1,15 @@
-"""What variants take besides time, as tables: bytes copied, kernels in graphs, memory and what it is for, start-up."""
+"""What variants take besides time, as tables: bytes copied, kernels in graphs, memory and what it is for, decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from scripts.bench import goals
 from scripts.bench.compare import times
 from scripts.bench.markdown import human, human_bytes, table
 from scripts.bench.results import Result, VariantResult
-from scripts.bench.stats import geomean
 from scripts.bench.variants import INDUCTOR, OURS, STOCK, VARIANTS
 
 
@@ -49,19 +49,24 @@ def copied(result: Result, name: str) -> str:
     return human(outside) + (f" and {inside:,.0f} in graphs" if inside > 0 and not outside else "")
 
 
+def decided(variant: VariantResult) -> str:
+    """How many functions, for their sizes, got a graph and how many are called plainly."""
+    found = Counter(decision.chosen or "undecided" for decision in variant.decisions)
+    return " / ".join(f"{count} {chosen}" for chosen, count in sorted(found.items())) or "-"
+
+
 def resources_table(main: Sequence[Result]) -> str:
     heads = ["workload", "copied, stock", "copied, ours", "host to device, stock", "host to device, ours"]
     knows = any(v.profile and v.profile.kernels_compiled is not None for r in main for v in r.variants.values())
     heads += ["kernels", *(["of compiled code"] if knows else []), "in graphs, stock", "in graphs, ours"]
     heads += ["steady memory, stock", "steady memory, ours"]
-    heads += ["peak, stock", "peak, ours", "to steady, stock", "to steady, ours", "recordings", "cuts"]
+    heads += ["peak, stock", "peak, ours", "decided", "recordings", "cuts"]
     rows = []
     for result in main:
         stock, ours = (result.variants.get(n, VariantResult()) for n in (STOCK.name, OURS.name))
         graphs, profile = ours.graphs, ours.profile
         memory = [times(goals.memory_ratio(result, n, f)) for f in goals.MEMORY for n in (STOCK.name, OURS.name)]
         host = [human(goals.extra_bytes(result, n, "host_to_device")) for n in (STOCK.name, OURS.name)]
-        start = [f"{v.startup.to_steady_s:.1f} s ({v.startup.cache})" if v.startup else "-" for v in (stock, ours)]
         counted = [graphs.recordings, len(graphs.cuts)] if graphs else ["-", "-"]
         kernels = f"{profile.kernels:,.0f}" if profile else "-"
         shares = [*([compiled_share(ours)] if knows else []), share(stock), share(ours)]
@@ -74,7 +79,7 @@ def resources_table(main: Sequence[Result]) -> str:
                 kernels,
                 *shares,
                 *memory,
-                *start,
+                decided(ours),
                 *counted,
             )
         )
@@ -134,26 +139,3 @@ def parts_table(main: Sequence[Result]) -> str:
 
 def partly(size: int, in_pools: int) -> str:
     return f"{human_bytes(size)} ({human_bytes(in_pools)})" if in_pools else human_bytes(size)
-
-
-def cold_table(cold: Mapping[str, Result]) -> str:
-    """Start-up where each variant compiled everything itself, by the name that the row shall have; these processes ran
-    beside others of their kind."""
-    rows = []
-    for name, result in cold.items():
-        stock, ours = (result.variants.get(name, VariantResult()).startup for name in (STOCK.name, OURS.name))
-        if stock is not None and ours is not None:
-            seconds = (stock.first_call_s, ours.first_call_s, stock.to_steady_s, ours.to_steady_s)
-            rows.append((name, *(f"{one:.1f} s" for one in seconds), times(goals.startup_ratio(result))))
-    if not rows:
-        return "Not measured in these rows."
-    average = geomean(value for result in cold.values() if (value := goals.cold_startup_ratio(result)))
-    heads = (
-        "workload",
-        "first call, stock",
-        "first call, ours",
-        "to steady, stock",
-        "to steady, ours",
-        "ours over stock",
-    )
-    return table(heads, [*rows, (f"**geomean of {len(rows)}**", "", "", "", "", times(average))])

@@ -94,5 +94,5 @@ def compiled_from_nothing(name: str, ours: float, **changes: Any) -> Result:
     del found.variants["ours-no-transform"]
     for one in found.variants.values():
         one.timing = None
-    found.variants["ours"].startup = Startup(20.0, ours, "cold")
+    found.variants["ours"].startup = Startup(ours - 3.0, ours, "cold")
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import facts, goals, model, page, paper, registry, resources, results
+from scripts.bench import facts, goals, in_flight, model, page, paper, registry, resources, results, startup
 from scripts.bench.results import MemoryParts, Startup
 from scripts.bench.stats import TIMES
 from tests.unit.bench_data import OTHER, OTHER_NAME, compiled_from_nothing, result, variant
@@ -250,12 +250,45 @@ def test_start_up_from_nothing_is_beside_the_row_not_in_its_place():
     assert (main, others) == ([ordinary], [])
     assert page.compiled_from_nothing([cold, ordinary, elsewhere], main) == [cold]
     assert page.compiled_from_nothing([ordinary, elsewhere], main) == [elsewhere], "marked, where there is no other"
-    text = resources.cold_table({"DLRM": cold})
-    assert f"| DLRM | 10.0 s | 20.0 s | 12.0 s | 18.0 s | 1.50{TIMES} |" in text
+    text = startup.startup_table({"DLRM": cold})
+    assert f"| DLRM | cold | 10.0 s | 10.0 s | 15.0 s | 2.00 s | 2.00 s | 3.00 s | 1.50{TIMES} |" in text
     shared, nothing = goals.all_goals(main, [cold])[-2:]
     assert (shared.found, shared.verdict, "shared cache" in shared.what) == (f"1.00{TIMES}", "yes", True)
     assert (nothing.found, nothing.verdict, "nothing compiled" in nothing.what) == (f"1.50{TIMES}", "no", True)
     assert goals.all_goals([cold])[-2].verdict == "-", "it did not start from a shared cache"
+
+
+def test_starts_are_averaged_by_what_they_found_in_the_cache():
+    shared, cold, cut, unknown = (result(name, 100, 80, 50, 45) for name in ("TKE", "EOS", "VM", "MOE"))
+    for name, seconds in (("inductor", 40.0), ("stock", 10.0), ("ours", 11.0)):
+        shared.variants[name].startup = Startup(seconds, seconds + 1.0, "shared")
+    cut.variants["stock"].startup = None
+    for one in unknown.variants.values():
+        one.startup = None
+    lines = startup.startup_table({row.workload: row for row in (shared, cold, cut, unknown)}).splitlines()
+    assert lines[2] == f"| TKE | shared | 40.0 s | 10.0 s | 11.0 s | 1.00 s | 1.00 s | 1.00 s | 1.09{TIMES} |"
+    assert lines[4] == "| VM | cold | 10.0 s | - | 10.0 s | 2.00 s | - | 2.00 s | - |"
+    assert [line.split(" | ")[:2] for line in lines[5:]] == [
+        ["| **geomean of 1**", "shared"],
+        ["| **geomean of 1**", "cold"],
+    ]
+    assert startup.startup_table({"MOE": unknown}) == "Not measured in these rows."
+
+
+def test_median_and_quartiles_of_every_variant_are_shown():
+    row = result("TKE", 1000, 800, 20, 18)
+    row.variants["stock"].status, row.variants["floor"].timing.kind = "wrong", "kernels"
+    del row.variants["eager"]
+    [line] = in_flight.quartiles_table({"TKE": row}).splitlines()[2:]
+    assert line == "| TKE | 10 | - | 1,000 [998, 1,002] | wrong | 20.0 [20.0, 20.0] | 18.0 |"
+
+
+def test_decisions_are_counted_by_what_was_chosen():
+    ours = result("TKE", 100, 90, 60, 50).variants["ours"]
+    [graph] = ours.decisions
+    ours.decisions += [dataclasses.replace(graph, chosen=chosen) for chosen in ("plain", "graph", "")]
+    assert resources.decided(ours) == "2 graph / 1 plain / 1 undecided"
+    assert resources.decided(variant(60)) == "-"
 
 
 def test_what_memory_is_for():

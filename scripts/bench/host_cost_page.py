@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from scripts.bench import host_cost_goals
+
 COLUMNS = ("nothing", "eager", "inductor", "stock", "ours", "replay", "floor")
 OURS_TOO = ("accept", "allocate", "wrap")  # phases of the launcher that are no driver's
 
@@ -83,7 +85,11 @@ def page(result: dict[str, Any]) -> str:
         + (_ABOUT_FLOOR if over else ".")
         + (_ABOUT_TRAINING if any(variants.get("training") for variants in rows.values()) else ""),
         "",
-        *_table(["", *names, *over], [_cells(name, variants, names, over) for name, variants in rows.items()]),
+        host_cost_goals.about(rows),
+        "",
+        *_table(
+            ["", *names, *over, "goal, at most", "met"], [_cells(name, variants, names, over) for name, variants in rows.items()]
+        ),
         *_split(rows),
         *_phases(rows),
         *_functions(rows),
@@ -97,7 +103,7 @@ def _cells(name: str, variants: dict[str, Any], names: Sequence[str], over: Sequ
     cells += [f"{known[v]['host']:.0f} ({known[v]['latency']:.0f})" if v in known else "-" for v in names]
     if over:
         cells.append(_distance(variants))
-    return cells
+    return [*cells, *host_cost_goals.cells(name, known)]
 
 
 def has_floor(variants: dict[str, Any]) -> bool:

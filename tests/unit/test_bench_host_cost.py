@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.bench import bare_frame, facts, host_cost
+from scripts.bench import bare_frame, facts, host_cost, host_cost_goals
 from scripts.bench.host_cost_page import page as page_of
 from scripts.bench.registry import call_once
 from scripts.bench.variants import INDUCTOR, OURS
@@ -78,6 +78,27 @@ def test_how_far_a_training_step_is_from_its_floor_is_a_ratio() -> None:
         in page
     )
     assert "a new gradient for every parameter" in page
+
+
+def test_every_row_has_a_goal() -> None:
+    names = [row.name for row in host_cost.ROWS] + [title for _, title in host_cost.TRAINING]
+    assert list(host_cost_goals.GOALS) == names
+    assert "Not measured" not in host_cost_goals.about(dict.fromkeys(names))
+    assert host_cost_goals.about(dict.fromkeys(names[1:])).endswith("Not measured: one small kernel (22, eager's).")
+
+
+def test_goals_are_met_by_the_host_s_time_or_by_what_they_say() -> None:
+    def cells(name: str, **variants: float) -> list[str]:
+        return host_cost_goals.cells(name, {v: {"host": us, "latency": 10 * us} for v, us in variants.items()})
+
+    assert cells("one small kernel", ours=21, eager=21) == ["22, eager's", "yes"]
+    assert cells("one small kernel", ours=21, eager=20)[1] == cells("one small kernel", ours=23, eager=24)[1] == "no"
+    assert cells("one small kernel", ours=21) == ["22, eager's", "-"], "nothing was measured to compare with"
+    assert cells("a cache of 200 MB in place", ours=46, floor=40) == ["1.15x the floor", "yes"]
+    assert cells("a cache of 200 MB in place", ours=47, floor=40)[1] == "no"
+    slow = {"ours": {"host": 1, "latency": 60}, "inductor": {"host": 2, "latency": 50}}
+    assert host_cost_goals.cells("one input of 256 MB", slow) == ["latency of no graphs", "no"]
+    assert cells("a row", ours=1) == ["-", "-"]
 
 
 def test_phases_and_the_rest_add_up_to_our_time() -> None:

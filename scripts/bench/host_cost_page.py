@@ -72,6 +72,7 @@ def page(result: dict[str, Any]) -> str:
     over = ["ours over the floor"] if "floor" in names else []
     fewer = " (of training steps, a sixth as many)" if any("training step" in name for name in rows) else ""
     nothing = _NOTHING if any("training" in variants for variants in rows.values()) else _NOTHING_AT_FIRST
+    heads = ["", *names, *over, "goal, at most", "met"]
     lines = [
         "# What one call costs the host",
         "",
@@ -87,9 +88,7 @@ def page(result: dict[str, Any]) -> str:
         "",
         host_cost_goals.about(rows),
         "",
-        *_table(
-            ["", *names, *over, "goal, at most", "met"], [_cells(name, variants, names, over) for name, variants in rows.items()]
-        ),
+        *_table(heads, [_cells(name, variants, names, over) for name, variants in rows.items()]),
         *_split(rows),
         *_phases(rows),
         *_functions(rows),

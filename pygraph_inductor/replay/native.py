@@ -7,9 +7,11 @@ slots, values read on the host) goes that way, too.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +57,31 @@ _DRIVER = (
 _NATIVE_KINDS = {"python": 3}  # launcher.c: enum NodeKind; the others come from the driver
 _lock = threading.RLock()  # finalizers and signal handlers come here, too
 _modules: list[Any] = []  # the compiled module, or None after a failure
+_ahead: list[threading.Thread] = []  # that compiles it
+
+
+def begin() -> None:
+    """Let another thread compile the launcher, unless it is there: while Inductor compiles what it will launch."""
+    if _modules or _ahead:
+        return
+    # Imported here and not on that thread: two that import one package may get in each other's way. Without it `module`
+    # says what that means, and where no thread can be started it does the work itself.
+    with contextlib.suppress(ImportError, RuntimeError):
+        import triton.runtime.build  # noqa: F401
+
+        thread = threading.Thread(target=module, name="pygraph launcher", daemon=True)
+        thread.start()
+        _ahead.append(thread)
+
+
+def _in_forked_child() -> None:
+    """The thread has not come along, and may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+    _ahead.clear()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def module() -> Any | None:

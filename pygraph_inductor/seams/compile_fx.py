@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor.codegen import registration
+from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.places import place_of
 from pygraph_inductor.seams import declines
 from pygraph_inductor.seams.compilation import Compilation, entered, from_knobs, going_on
@@ -53,6 +54,8 @@ def _prepare(arguments: dict[str, Any], compilation: Compilation) -> Compilation
     if _is_turned_on_by_us(compilation, options, model, arguments["example_inputs_"]):
         arguments["config_patches"] = {**options, _GRAPHS: True}
     arguments["inner_compile"] = _remembering(arguments["inner_compile"], compilation)
+    if _may_be_recorded(compilation, model, arguments["example_inputs_"]):
+        native.begin()
     _register(compilation)
     return compilation
 
@@ -86,6 +89,12 @@ def _is_turned_on_by_us(compilation: Compilation, options: dict[str, Any], model
         and not _stock_option(_GRAPHS)
         and _touches_cuda(model, inputs)
     )
+
+
+def _may_be_recorded(compilation: Compilation, model: Any, inputs: Any) -> bool:
+    """Whether graphs are wanted, by us, on a device that has them."""
+    ours = compilation.asked and compilation.borrowed and compilation.declined is None
+    return ours and (compilation.simulate or _touches_cuda(model, inputs))
 
 
 def _stock_option(name: str) -> Any:

@@ -16,6 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".cache" / "inductor"))
 
+if os.environ.get("TESTS_WITHOUT_LAUNCHER") == "1":
+    # As if the launcher in C could not be compiled. Before tests are collected: some ask then whether it is there.
+    from pygraph_inductor.replay import native
+
+    native._modules[:] = [None]
+
 
 @functools.cache
 def missing_gpu() -> str | None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pygraph_inductor.recording.inputs import overlaps
 from pygraph_inductor.settings import Settings
+from tests.launching import IN_C, needs_launcher
 from tests.simulated.hand_written import F32, HandWritten, contents, same_bits
 
 
@@ -74,9 +75,10 @@ def test_the_launcher_serves_inputs_that_overlap_as_recorded(windows):
     for _ in range(6):
         expect_right(function, memory(), *windows)
     (recording,) = function.recordings
-    assert (recording.python_replays, recording.count()) == (0, 4)
+    assert (recording.python_replays, recording.count()) == (0 if IN_C else 4, 4)
 
 
+@needs_launcher("it is compared with Python")
 @given(data=st.data())
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_the_launcher_and_python_see_the_same_overlaps(data):

@@ -10,8 +10,8 @@ import torch
 
 import pygraph_inductor
 from pygraph_inductor.driver.protocol import NodeKind
-from pygraph_inductor.replay import native
 from pygraph_inductor.settings import Settings
+from tests.launching import needs_launcher
 from tests.simulated.hand_written import F32, HandWritten, check
 
 
@@ -105,7 +105,7 @@ INTERRUPTIONS = {
 }
 
 
-@pytest.mark.skipif(native.module() is None, reason="there is no launcher in C")
+@needs_launcher("interrupts come inside of it")
 @pytest.mark.parametrize("during", INTERRUPTIONS)
 def test_interrupt_inside_the_launcher(driver, caplog, during, monkeypatch):
     """It comes wherever Python code runs. It is the user's, and nothing is left half done."""

@@ -13,12 +13,12 @@ import torch
 from pygraph_inductor import settings
 from pygraph_inductor.recording.facts import Facts
 from pygraph_inductor.recording.keeping import LARGEST, kept_on, to_keep
-from pygraph_inductor.replay import native
 from pygraph_inductor.replay.plan import Again, FromAllocation, FromConstant, FromInput, Layout
+from tests.launching import needs_launcher
 from tests.simulated import two_ways
 from tests.simulated.hand_written import CPU, F32, HandWritten, cloned, contents
 
-needs_compiler = pytest.mark.skipif(native.module() is None, reason="only the launcher in C keeps tensors")
+keeps = needs_launcher("only it keeps tensors")
 SHAPE = (8, 8)
 
 
@@ -59,7 +59,7 @@ def places(results):
     return [tensor.data_ptr() for tensor in results]
 
 
-@needs_compiler
+@keeps
 def test_what_is_flattened_for_the_backward_serves_again():
     def flattening(namespace, x):
         result, one, other = forward(namespace, x)
@@ -79,7 +79,7 @@ def test_what_is_flattened_for_the_backward_serves_again():
     assert log.bytes_kept == 8 * 8 * 4, "a part of an allocation is not kept"
 
 
-@needs_compiler
+@keeps
 def test_what_only_the_backward_sees_serves_again():
     function = recorded()
     before = places(checked(function))
@@ -116,7 +116,7 @@ HOLDERS = {
 }
 
 
-@needs_compiler
+@keeps
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_what_somebody_has_does_not_serve_again(holder):
     function = recorded()
@@ -163,7 +163,7 @@ CHANGES = {
 }
 
 
-@needs_compiler
+@keeps
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_somebody_changed_does_not_serve_again(change):
     function = recorded()
@@ -176,7 +176,7 @@ def test_what_somebody_changed_does_not_serve_again(change):
         assert type(one) is torch.Tensor and not one.__dict__ and not one.is_neg()
 
 
-@needs_compiler
+@keeps
 def test_two_calls_at_once_have_tensors_of_their_own():
     function = recorded()
     for _ in range(3):
@@ -188,7 +188,7 @@ def test_two_calls_at_once_have_tensors_of_their_own():
         del first, second, third
 
 
-@needs_compiler
+@keeps
 def test_saved_tensor_hooks_see_new_tensors():
     """They may hand them to another stream, which nobody would wait for."""
     function = recorded()
@@ -198,7 +198,7 @@ def test_saved_tensor_hooks_see_new_tensors():
         assert [one._version for one in checked(function)[1:]] == [0, 0]
 
 
-@needs_compiler
+@keeps
 def test_what_is_kept_goes_with_the_recording():
     function = recorded()
     gc.collect()  # what other tests left
@@ -210,7 +210,7 @@ def test_what_is_kept_goes_with_the_recording():
     assert all(one() is None for one in kept)
 
 
-@needs_compiler
+@keeps
 @pytest.mark.parametrize(
     "facts",
     [
@@ -252,7 +252,7 @@ ENDINGS = {
 }
 
 
-@needs_compiler
+@keeps
 @pytest.mark.parametrize("dying", [1, 2, "a mark on 1", "a mark on 2"])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_end_of_a_tensor_may_run_anything(ending, dying):
@@ -279,7 +279,7 @@ def test_the_end_of_a_tensor_may_run_anything(ending, dying):
         checked(function)
 
 
-@needs_compiler
+@keeps
 def test_what_was_used_on_one_stream_does_not_serve_another():
     """A backward may still read it there, as the allocator knows of memory that is freed."""
     function = recorded()
@@ -292,7 +292,7 @@ def test_what_was_used_on_one_stream_does_not_serve_another():
         assert function.log.replays == replays + 2
 
 
-@needs_compiler
+@keeps
 def test_what_is_kept_goes_where_memory_is_short():
     function = recorded()
     recording = alone(function)
@@ -314,7 +314,7 @@ def test_what_is_kept_goes_where_memory_is_short():
     assert places(checked(function))[1:] == places(checked(function))[1:]
 
 
-@needs_compiler
+@keeps
 def test_inference_tensors_are_not_kept_for_others():
     function = recorded()
     for _ in range(2):
@@ -385,7 +385,7 @@ def another_stride(function, x):
 WAYS = [usual, held, marked, hooks, busy, sampled, forgotten, another_type, another_stride]
 
 
-@needs_compiler
+@keeps
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc counts what is in use")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_of_a_call_leaks(way):
@@ -436,7 +436,7 @@ def test_no_more_is_kept_than_is_allowed():
     assert to_keep(facts, returned, [SMALL] * 4) == {0, 1}
 
 
-@needs_compiler
+@keeps
 def test_recordings_share_what_is_allowed_and_give_it_back():
     gc.collect()
     others = kept_on(CPU)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pygraph_inductor.settings import Settings
+from tests.launching import IN_C
 from tests.simulated.hand_written import F32, HandWritten, check, same_bits
 
 
@@ -236,7 +237,7 @@ def test_generated_kernels_want_multiples_of_16_bytes_and_no_more(native):
     offsets = (0, 0, 0, 4, 12, 52, 1, 0, 6)
     ours = HandWritten(body, **facts, **TRITON)
     assert staged_at(ours, offsets) == 2
-    assert ours.log.replays == 7 and ours.recordings[0].python_replays <= (2 if native else 7)
+    assert ours.log.replays == 7 and ours.recordings[0].python_replays <= (2 if native and IN_C else 7)
     assert staged_at(HandWritten(body, **facts), offsets) == 5  # who knows what a library does
 
 
@@ -306,7 +307,8 @@ def test_launcher_and_player_agree_about_every_address():
         if number > 2:
             (recording,) = function.recordings
             moved = sum((a - b) % m != 0 for a, b, m in zip(begins, recorded, multiples, strict=True))
-            assert (recording.player.staged, recording.python_replays) == (before[0] + moved, before[1] + bool(moved))
+            by_python = bool(moved) or not IN_C
+            assert (recording.player.staged, recording.python_replays) == (before[0] + moved, before[1] + by_python)
 
 
 def test_rows_that_share_memory_and_are_written(native):

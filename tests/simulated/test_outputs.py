@@ -13,8 +13,8 @@ import torch
 
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording.outputs import made_as_returned
-from pygraph_inductor.replay import native as native_code
 from pygraph_inductor.replay.plan import Again, FromAllocation, FromInput, Layout
+from tests.launching import needs_launcher
 from tests.simulated.hand_written import F32, HandWritten, check, contents
 
 SIZE = (64,)
@@ -405,7 +405,7 @@ def no_memory(size, stride, dtype):
     raise torch.OutOfMemoryError("none left")
 
 
-@pytest.mark.skipif(native_code.module() is None, reason="about the launcher in C")
+@needs_launcher("it is what steps aside")
 @pytest.mark.parametrize("trouble", [misaligned, of_another_type, no_memory])
 def test_the_launcher_steps_aside_where_an_output_is_not_as_it_should_be(trouble):
     """Half of the outputs are made by then: they go, and Python answers the call."""

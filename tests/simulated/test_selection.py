@@ -11,11 +11,11 @@ import torch
 from pygraph_inductor import report, settings
 from pygraph_inductor.driver.simulated import SimulatedDriver
 from pygraph_inductor.recording.inputs import Refusal
-from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.table import variant_rows
 from pygraph_inductor.selection import prediction, selector
 from pygraph_inductor.selection.measuring import MAX_ROUNDS
 from pygraph_inductor.settings import Settings
+from tests.launching import needs_launcher
 from tests.simulated.deciding import (
     WRITES,
     body,
@@ -84,9 +84,8 @@ def test_choice_without_a_measurement_shows_what_was_expected(clock: Clock) -> N
     )
 
 
+@needs_launcher("it is what stands in front")
 def test_while_measuring_the_launcher_is_not_in_front_and_afterwards_it_is(clock: Clock) -> None:
-    if native.module() is None:
-        pytest.skip("no compiler")
     clock.plain = (300 * US, 300 * US)
     function = Timed(body, clock, **WRITES)
     calls(function, 4)
@@ -100,9 +99,8 @@ def test_while_measuring_the_launcher_is_not_in_front_and_afterwards_it_is(clock
     assert recording.launcher.counts()[0] == by_c + 20, "all of them by the launcher in C"
 
 
+@needs_launcher("its replays are counted")
 def test_measured_replays_are_those_of_the_launcher(clock: Clock) -> None:
-    if native.module() is None:
-        pytest.skip("no compiler")
     function = Timed(body, clock, **WRITES)
     made = calls(function, 12)
     [recording] = function.recordings
@@ -110,9 +108,8 @@ def test_measured_replays_are_those_of_the_launcher(clock: Clock) -> None:
     assert recording.launcher.counts()[0] == made.count("graph") > 0
 
 
+@needs_launcher("it is what would stand in front")
 def test_replay_in_python_puts_no_launcher_in_front_while_it_is_measured(clock: Clock) -> None:
-    if native.module() is None:
-        pytest.skip("no compiler")
     clock.plain = (101 * US, 101 * US)
     function = Timed(body, clock, **WRITES)
     calls(function, 3)
@@ -323,10 +320,9 @@ def test_measurement_under_way_ends_when_other_ranks_appear(clock: Clock, monkey
     assert function.decision.chosen == "graph" and "2 ranks" in function.decision.reason
 
 
+@needs_launcher("all calls are left to Python")
 def test_calls_that_the_launcher_leaves_to_python_for_other_reasons_are_not_timed(clock: Clock) -> None:
     """More recordings than the front tries: each comes by Python, and is put in front again."""
-    if native.module() is None:
-        pytest.skip("no compiler")
     clock.plain = (900 * US, 900 * US)
     # All of them for nothing: what recording takes is real time, on a machine that may be busy.
     function = Timed(of_size, clock, settings=replace(settings.current(), free_recordings=12))

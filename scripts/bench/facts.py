@@ -125,7 +125,7 @@ def undecided() -> int:
 def graphs_of(functions: Iterable[Any]) -> Graphs:
     """Sum what the package reports about its functions."""
     graphs = Graphs()
-    copies = 0
+    copies = twins = 0
     slots: Counter[str] = Counter()
     for function in functions:
         graphs.functions += 1
@@ -133,6 +133,7 @@ def graphs_of(functions: Iterable[Any]) -> Graphs:
         graphs.recordings += len(function.recordings)
         for recording in function.recordings:
             graphs.kernels_inside += recording.kernels
+            twins += recording.twins
             copies += recording.nodes.get("memcpy", 0)
             graphs.bindings += recording.bindings
             graphs.bytes_borrowed += recording.bytes_borrowed
@@ -143,6 +144,7 @@ def graphs_of(functions: Iterable[Any]) -> Graphs:
         graphs.cuts += [f"{reason} [{where}]" for reason in function.reasons]
         graphs.decisions += [f"{one.chosen}: {one.reason} [{where}]" for one in function.decisions]
     graphs.copies_inside = copies
+    graphs.twins = twins
     graphs.slots = dict(sorted(slots.items()))
     return graphs
 
@@ -175,8 +177,10 @@ def estimates_of(decision: Any) -> list[Estimate]:
 
 
 def steady_graphs(runner: Any, draw: Any, before: int, iterations: int = 2) -> Graphs:
-    """The package's counts per steady iteration of the runner, and how many Python calls of ours one takes."""
+    """The package's counts per steady iteration of the runner, how many Python calls of ours one takes, and where its
+    kernels are launched, if it is simulated."""
     import pygraph_inductor
+    from scripts.bench.launches import launches
     from scripts.bench.variants import active
 
     def functions() -> Sequence[Any]:
@@ -195,6 +199,10 @@ def steady_graphs(runner: Any, draw: Any, before: int, iterations: int = 2) -> G
         end = graphs_of(functions())
         inputs = runner.program.fresh(draw)
         calls = python_calls(lambda: iterate(inputs))
+        if runner.simulate:
+            last = runner.program.fresh(draw)
+            launched = launches(lambda: iterate(last))
+            end.kernels_in_graphs, end.kernels_outside = launched.in_graphs, launched.outside
     end.updates = (end.updates - start.updates) / iterations
     end.staged = (end.staged - start.staged) / iterations
     end.python_calls = calls

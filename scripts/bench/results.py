@@ -116,6 +116,9 @@ class Graphs:
     updates: float = 0.0
     staged: float = 0.0
     python_calls: int | None = None
+    twins: int | None = None
+    kernels_in_graphs: int | None = None
+    kernels_outside: int | None = None
     cuts: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
 

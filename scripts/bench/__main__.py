@@ -14,7 +14,7 @@ from scripts.bench import facts
 from scripts.bench.process import METHODS
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result
-from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
+from scripts.bench.variants import EAGER, FLOOR, INDUCTOR, OURS, STOCK, TABLES, VARIANTS
 
 DATA = facts.ROOT / "docs" / "benchmarks" / "data"
 SCRATCH = facts.ROOT / ".cache" / "bench"
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         if unknown := [name for name in names if name not in VARIANTS]:
             raise SystemExit(f"no variant called {', '.join(unknown)}; there are: {', '.join(VARIANTS)}")
     elif options.ablation:
-        names = list(VARIANTS)
+        names = [name for name in VARIANTS if name != TABLES.name]
     if options.no_timing and (options.no_probe or not set(names) & set(PROBED)):
         raise SystemExit(
             f"--no-timing leaves nothing to measure: only {', '.join(PROBED)} are probed, without --no-probe"

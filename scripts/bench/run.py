@@ -22,7 +22,7 @@ from scripts.bench.measure import ALIKE, PATIENCE, STEADY
 from scripts.bench.process import METHODS, Process, all_still
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result, VariantResult, decode, from_json, save
-from scripts.bench.variants import INDUCTOR, OURS, STOCK, VARIANTS
+from scripts.bench.variants import INDUCTOR, OURS, STOCK, TABLES, VARIANTS
 
 PROBED = (INDUCTOR.name, STOCK.name, OURS.name)
 POLL = 0.1
@@ -175,7 +175,7 @@ class Run:
         """Write the result; its status is the worst of the variants that must work."""
         result = item.result
         if result.status == "ok":
-            for name in (INDUCTOR.name, OURS.name):
+            for name in (INDUCTOR.name, OURS.name, TABLES.name):
                 variant = result.variants.get(name)
                 if variant is not None and variant.status in ("failed", "wrong"):
                     result.status, result.reason = variant.status, f"{VARIANTS[name].label}: {variant.reason}"

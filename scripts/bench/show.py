@@ -11,7 +11,7 @@ from rich.text import Text
 from scripts.bench.registry import Workload
 from scripts.bench.results import Result, VariantResult
 from scripts.bench.stats import TIMES, ratio
-from scripts.bench.variants import FLOOR, INDUCTOR, OURS, STOCK, VARIANTS
+from scripts.bench.variants import FLOOR, INDUCTOR, OURS, STOCK, TABLES, VARIANTS
 
 COLOURS = {"ok": "green", "skipped": "yellow", "measured before": "green", "timing": "cyan"}
 BAD = {"failed", "wrong", "timeout"}
@@ -84,20 +84,29 @@ def simulated_table(results: Sequence[Result]) -> Table:
     """The counts of the simulated run."""
     table = Table(title="On the simulated driver, tiny sizes, per iteration", title_justify="left")
     table.add_column("workload")
-    for heading in ("graphs", "replayed", "kernels", "copies", "slots", "updates", "staged", "Python calls", "error"):
+    for heading in ("graphs", "replayed", "kernels", "outside", "copies", "slots", "updates", "staged"):
+        table.add_column(heading, justify="right")
+    for heading in ("Python calls", "error"):
         table.add_column(heading, justify="right")
     table.add_column("status")
     for result in results:
         ours = result.variants.get(OURS.name, VariantResult())
-        graphs, accuracy = ours.graphs, ours.accuracy
-        cells = ["-"] * 8
-        if graphs is not None:
-            slots = " ".join(f"{engine} {count}" for engine, count in graphs.slots.items())
-            counts = (graphs.functions, graphs.replayed, graphs.kernels_inside, graphs.copies_inside, slots or 0)
-            cells = [*map(str, counts), f"{graphs.updates:g}", f"{graphs.staged:g}", str(graphs.python_calls)]
-        error = "-" if accuracy is None else f"{accuracy.against_eager:.0e}"
-        table.add_row(result.workload, *cells, error, status(result))
+        table.add_row(result.workload, *simulated_cells(ours), status(result))
+        if (tables := result.variants.get(TABLES.name)) is not None:
+            table.add_row(f"{result.workload}, tables", *simulated_cells(tables), tables.status)
     return table
+
+
+def simulated_cells(ours: VariantResult) -> list[str]:
+    """What a simulated run counted with one variant."""
+    graphs, accuracy = ours.graphs, ours.accuracy
+    cells = ["-"] * 9
+    if graphs is not None:
+        slots = " ".join(f"{engine} {count}" for engine, count in graphs.slots.items())
+        kernels = (graphs.kernels_in_graphs, graphs.kernels_outside)
+        counts = (graphs.functions, graphs.replayed, *kernels, graphs.copies_inside, slots or 0)
+        cells = [*map(str, counts), f"{graphs.updates:g}", f"{graphs.staged:g}", str(graphs.python_calls)]
+    return [*cells, "-" if accuracy is None else f"{accuracy.against_eager:.0e}"]
 
 
 def status(result: Result) -> Text:

@@ -20,13 +20,15 @@ from pygraph_inductor import config
 
 @dataclass(frozen=True)
 class Variant:
-    """`mode` is what `torch.compile` gets; `ours` whether the package acts; `without` the technique switched off."""
+    """`mode` is what `torch.compile` gets; `ours` whether the package acts; `without` the technique switched off;
+    `engine` the one that serves all slots that it can."""
 
     name: str
     label: str
     mode: str | None = None
     ours: bool = False
     without: str | None = None
+    engine: str | None = None
 
     @property
     def stock(self) -> bool:
@@ -48,8 +50,9 @@ STOCK = Variant("stock", "stock graphs", "reduce-overhead")
 OURS = Variant("ours", "ours", "reduce-overhead", ours=True)
 FLOOR = Variant("floor", "floor")
 ABLATIONS = tuple(Variant(f"ours-no-{t}", f"ours without {t}", "reduce-overhead", True, t) for t in TECHNIQUES)
+TABLES = Variant("ours-tables", "ours with tables", "reduce-overhead", True, engine="indirect")
 
-VARIANTS = {v.name: v for v in (EAGER, INDUCTOR, STOCK, OURS, FLOOR, *ABLATIONS)}
+VARIANTS = {v.name: v for v in (EAGER, INDUCTOR, STOCK, OURS, FLOOR, *ABLATIONS, TABLES)}
 
 
 def unavailable(variant: Variant) -> str | None:
@@ -74,6 +77,8 @@ def active(variant: Variant, simulate: bool = False) -> Iterator[None]:
         if variant.without is not None:
             knob, off = TECHNIQUES[variant.without]
             patches[knob] = off
+        if variant.engine is not None:
+            patches["engine"] = variant.engine
         with config.patch(**patches):
             yield
     finally:

@@ -64,9 +64,9 @@ def begin() -> None:
     """Let another thread compile the launcher, unless it is there: while Inductor compiles what it will launch."""
     if _modules or _ahead:
         return
-    # Imported here and not on that thread: two that import one package may get in each other's way. Without it `module`
-    # says what that means, and where no thread can be started it does the work itself.
-    with contextlib.suppress(ImportError, RuntimeError):
+    # Imported here and not on that thread: two that import one package may get in each other's way. What goes wrong,
+    # goes wrong in `module` again, which says what it means.
+    with contextlib.suppress(Exception):
         import triton.runtime.build  # noqa: F401
 
         thread = threading.Thread(target=module, name="pygraph launcher", daemon=True)

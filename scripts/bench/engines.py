@@ -251,7 +251,8 @@ def page(content: dict[str, Any], plot: str | None) -> str:
         f"{plans.COMPILING / 1e6:.1f} s of compiling within {plans.PAID_BACK:,} calls,",
         f"and a copy, of {readable(plans.MOST_COPIED)} at most, has to save {plans.LEAST_SAVED_BY_COPIES:.0f} µs: its "
         "choice is that good at",
-        f"{share_within(found, planned=True):.1%} of the points.",
+        f"{share_within(found, planned=True):.1%} of the points. (These two limits were set with the sweep in view; "
+        "the coefficients were not.)",
         "",
         f"Consumers go from {CONSUMERS[0]} to {CONSUMERS[-1]}, slots from {SLOTS[0]} to {SLOTS[-1]}, sizes from "
         f"{readable(SIZES[0])} to {readable(SIZES[-1])}; but there are at most",

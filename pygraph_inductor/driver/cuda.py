@@ -144,7 +144,8 @@ def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
         return Node(index, NodeKind.EMPTY, short), None
     if short == "graph":
         return Node(index, NodeKind.GRAPH, NodeKind.GRAPH.value), None
-    # The bodies of conditions cannot be read from a graph (CUDA 12 and 13): everything there gets fixed addresses.
+    # What is in the bodies of conditions only new drivers tell (cuGraphNodeGetParams): everything there gets fixed
+    # addresses.
     return Node(index, NodeKind.OTHER, short), None
 
 

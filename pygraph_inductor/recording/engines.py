@@ -66,9 +66,10 @@ def wanted(
         able = frozenset(number for number, one in consumers.items() if one.kernels)
         return Wanted(able, frozenset(), costs, "config.engine asks for a table", slots)
     uncopied = {number: replace(one, copying=None) for number, one in moving.items()}
-    choice, refused = _paid_back(work.indirection, uncopied, c)
-    if model.copied:
-        copying, its_refused = _paid_back(work.indirection, moving, c)
+    found_uncopied = choose(uncopied, c) if model.copied else model
+    choice, refused = _paid_back(work.indirection, found_uncopied, uncopied, c)
+    if model.copied or refused:  # copies may be the next best to a table
+        copying, its_refused = _paid_back(work.indirection, model, moving, c)
         if copying.copied and choice.cost - copying.cost >= LEAST_SAVED_BY_COPIES:
             choice, refused = copying, its_refused
     costs["chosen"] = choice.cost
@@ -77,9 +78,10 @@ def wanted(
     return Wanted(choice.indirect, choice.copied, costs, why + refused, slots)
 
 
-def _paid_back(watched: Watching, slots: Mapping[int, Consumers], c: Coefficients) -> tuple[Choice, str]:
-    """The best plan whose twins save what compiling them takes, and what is to be said of one that does not."""
-    found = choose(slots, c)
+def _paid_back(watched: Watching, found: Choice, slots: Mapping[int, Consumers], c: Coefficients) -> tuple[Choice, str]:
+    """The plan `found` for slots if its twins save what compiling them takes; else the best one without any, and what
+    is to be said of the other.
+    """
     if not found.indirect:
         return found, ""
     without = choose({number: replace(one, kernels=frozenset()) for number, one in slots.items()}, c)

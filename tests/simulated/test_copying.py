@@ -245,6 +245,18 @@ def test_auto_copies_only_what_saves_more_than_a_little(
 
 
 @pytest.mark.usefixtures("automatic")
+def test_auto_copies_where_a_table_were_better_but_takes_too_long_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    costing(monkeypatch, indirect_load=0.001)
+    monkeypatch.setattr(planning, "COMPILING", 1e12)
+    function = HandWritten(many_readers)
+    check(function, lambda: (torch.randn(8),))
+    log = only(function).log
+    assert log.engine_costs["indirect"] < log.engine_costs["copy"] == log.engine_costs["chosen"]
+    assert engines(only(function)) == [Engine.COPY, Engine.PATCH]
+    assert "1 of 2 slots copied" in log.why and "takes too long" in log.why
+
+
+@pytest.mark.usefixtures("automatic")
 @pytest.mark.parametrize("reason", ["large", "dear", "written", "static"])
 def test_auto_does_not_copy(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     costing(monkeypatch, indirect_load=1.0, copy_launch=30.0 if reason == "dear" else 2.0)

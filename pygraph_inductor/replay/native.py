@@ -69,9 +69,17 @@ def begin() -> None:
     with contextlib.suppress(Exception):
         import triton.runtime.build  # noqa: F401
 
-        thread = threading.Thread(target=module, name="pygraph launcher", daemon=True)
+        # A program that ends waits for it: it would take the folder away in which the compiler still writes.
+        thread = threading.Thread(target=_try, name="pygraph launcher", daemon=False)
         thread.start()
         _ahead.append(thread)
+
+
+def _try() -> None:
+    """Compile the launcher. A failure here is not the last word: Ctrl-C ends a compiler, and maybe not the program."""
+    with _lock, contextlib.suppress(Exception):
+        if not _modules:
+            _modules.append(_compiled())
 
 
 def _in_forked_child() -> None:

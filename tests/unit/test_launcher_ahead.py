@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +62,35 @@ def test_failure_is_told_once(
     native.begin()
     assert native.module() is None and native.module() is None
     assert [record.getMessage().count("could not be built") for record in caplog.records] == [1]
+
+
+def test_compiler_that_was_interrupted_is_asked_again(
+    builds: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ctrl-C reaches it and the program, which may go on, as an interactive one does."""
+
+    def compiled() -> str:
+        if threading.current_thread() is not threading.main_thread():
+            raise subprocess.CalledProcessError(-signal.SIGINT, "cc")
+        return "the launcher"
+
+    monkeypatch.setattr(native, "_compiled", compiled)
+    native.begin()
+    native._ahead[0].join()
+    assert native.module() == "the launcher" and not caplog.records
+
+
+def test_program_that_ends_meanwhile_ends_after_its_compiler(tmp_path: Path) -> None:
+    """Whose linker would complain else, after the end, of the folder that is gone."""
+    pytest.importorskip("triton")
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nsleep 1\ntest -f "$1" && echo "its source is there" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    program = "import time; from pygraph_inductor.replay import native; native.begin(); time.sleep(0.3)"
+    folders = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, **folders, "CC": str(compiler)}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, b"its source is there\n")
 
 
 def test_where_no_thread_can_be_started_it_is_compiled_when_needed(

@@ -49,6 +49,19 @@ static PyObject *wrapped(Handle handle)
     return tensor;
 }
 
+/* Frees what was made since `before`; the answer of a way that was to make `count`. */
+static PyObject *freed(PyObject **made, int n, int count, int64_t before)
+{
+    int64_t between = now();
+    for (int k = 0; k < n; k++)
+        Py_DECREF(made[k]);
+    if (n == count)
+        return Py_BuildValue("LL", (long long)(between - before), (long long)(now() - between));
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError, "a tensor could not be made");
+    return NULL;
+}
+
 /* generated(function, arguments, count): the function that generated code calls, as the launcher calls it. */
 static PyObject *generated(PyObject *self, PyObject *args)
 {
@@ -60,10 +73,7 @@ static PyObject *generated(PyObject *self, PyObject *args)
     for (; n < count; n++)
         if (!(made[n] = PyObject_Call(function, arguments, NULL)))
             break;
-    int64_t between = now();
-    for (int k = 0; k < n; k++)
-        Py_DECREF(made[k]);
-    return n < count ? NULL : Py_BuildValue("LL", (long long)(between - before), (long long)(now() - between));
+    return freed(made, n, count, before);
 }
 
 /* shim(rows, columns, dtype, device type, device index, count): through torch's C shim. */
@@ -81,14 +91,7 @@ static PyObject *shim(PyObject *self, PyObject *args)
         if (api.empty(2, sizes, strides, dtype, type, index, &handle) || !(made[n] = wrapped(handle)))
             break;
     }
-    int64_t between = now();
-    for (int k = 0; k < n; k++)
-        Py_DECREF(made[k]);
-    if (n == count)
-        return Py_BuildValue("LL", (long long)(between - before), (long long)(now() - between));
-    if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_RuntimeError, "the C shim made no tensor");
-    return NULL;
+    return freed(made, n, count, before);
 }
 
 /* shared(rows, columns, dtype, device type, device index, count): one allocation, and a view of it for each. */
@@ -103,7 +106,7 @@ static PyObject *shared(PyObject *self, PyObject *args)
     const int64_t all[] = {rows * count, columns}, sizes[] = {rows, columns}, strides[] = {columns, 1};
     int64_t before = now();
     if (api.empty(2, all, strides, dtype, type, index, &base)) {
-        PyErr_SetString(PyExc_RuntimeError, "the C shim made no tensor");
+        PyErr_SetString(PyExc_RuntimeError, "a tensor could not be made");
         return NULL;
     }
     for (; n < count; n++) {
@@ -112,14 +115,7 @@ static PyObject *shared(PyObject *self, PyObject *args)
             break;
     }
     api.delete_tensor(base);
-    int64_t between = now();
-    for (int k = 0; k < n; k++)
-        Py_DECREF(made[k]);
-    if (n == count)
-        return Py_BuildValue("LL", (long long)(between - before), (long long)(now() - between));
-    if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_RuntimeError, "the C shim made no view");
-    return NULL;
+    return freed(made, n, count, before);
 }
 
 static PyMethodDef methods[] = {

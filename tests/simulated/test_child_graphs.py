@@ -189,7 +189,7 @@ def test_written_input_that_another_one_shows_is_not_copied(caplog: pytest.LogCa
     assert "inside a child graph hold addresses of tensors: aten.sin_.default; it runs without a graph" in caplog.text
 
 
-def test_output_that_an_operator_allocates_and_a_child_graph_writes_is_copied() -> None:
+def test_output_that_an_operator_allocates_and_a_child_graph_writes_is_copied(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing in there can be told where it shall be."""
 
     def body(namespace: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -201,6 +201,7 @@ def test_output_that_an_operator_allocates_and_a_child_graph_writes_is_copied() 
     check(function, two_vectors)
     recording = only(function)
     assert engines(recording) == [Engine.PATCH] * 4 and recording.log.nodes["memcpy"] == 1
+    assert not caplog.records, "it is known before a device refuses it"
 
 
 def test_view_that_begins_inside_a_slot_is_copied_for_a_twin_that_was_not_asked() -> None:

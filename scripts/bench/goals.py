@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from scripts.bench.compare import slower_than_baselines, times
@@ -90,13 +90,17 @@ def cold_startup_ratio(result: Result) -> float | None:
     return startup_ratio(result) if cold else None
 
 
-def all_goals(results: Sequence[Result], cold: Sequence[Result] = ()) -> list[Goal]:
-    """Every goal. `cold`: rows that were compiled from nothing, for how long the start takes."""
+def all_goals(
+    results: Sequence[Result], cold: Sequence[Result] = (), judges: Mapping[str, Result] | None = None
+) -> list[Goal]:
+    """Every goal. `cold`: rows that were compiled from nothing, for how long the start takes. `judges`: by the name
+    that each shall have, the rows that say which workloads are slower, where these are not the ones that are averaged.
+    """
     paper = [result for result in results if result.facts.get("paper")]
     inference = [result for result in results if result.facts.get("mode") == "inference"]
     return [
         mean_goal("distance to the floor, inference, geomean", 1.10, inference, lambda r, n: over(r, n, FLOOR.name)),
-        never_slower(results),
+        never_slower(by_workload(results) if judges is None else judges),
         benefit(paper),
         no_copies(paper),
         mean_goal(
@@ -122,9 +126,13 @@ def mean_goal(what: str, most: float, results: Sequence[Result], value: Callable
     return Goal(what, f"<= {times(most)}", times(mine), stock, verdict, counted(ours, results))
 
 
-def over_better(results: Sequence[Result]) -> dict[str, Ratio]:
-    """Our time over that of the better baseline, by workload."""
-    return {r.workload: s for r in results if (s := slower_than_baselines(r)) is not None and good(r, OURS.name)}
+def by_workload(results: Sequence[Result]) -> dict[str, Result]:
+    return {result.workload: result for result in results}
+
+
+def over_better(named: Mapping[str, Result]) -> dict[str, Ratio]:
+    """Our time over that of the better baseline, by the names given."""
+    return {n: s for n, r in named.items() if (s := slower_than_baselines(r)) is not None and good(r, OURS.name)}
 
 
 def slower(found: Mapping[str, Ratio]) -> tuple[list[str], list[str]]:
@@ -136,14 +144,15 @@ def slower(found: Mapping[str, Ratio]) -> tuple[list[str], list[str]]:
     return [name for name in late if found[name].low > SLOWER], [name for name in late if found[name].low <= SLOWER]
 
 
-def never_slower(results: Sequence[Result]) -> Goal:
-    found = over_better(results)
+def never_slower(named: Mapping[str, Result]) -> Goal:
+    """A verdict on each workload, not an average: the rows may be of several commits."""
+    found = over_better(named)
     sure, perhaps = slower(found)
     listed = ", ".join(f"{name} {found[name]}" for name in sorted([*sure, *perhaps], key=lambda n: -found[n].value))
     text = f"{len(sure)} surely, {len(perhaps)} perhaps" + (f": {listed}" if listed else "")
     return Goal(
         "workloads slower than the better baseline by over 2 %", "0", text if found else "-", "-",
-        ("no" if sure else "unsure" if perhaps else "yes") if found else "-", counted(found, results),
+        ("no" if sure else "unsure" if perhaps else "yes") if found else "-", counted(found, named),
     )  # fmt: skip
 
 
@@ -189,5 +198,5 @@ def yes(met: bool) -> str:
     return "yes" if met else "no"
 
 
-def counted(found: object, results: Sequence[Result]) -> str:
-    return f"{len(found)} of {len(results)}"  # type: ignore[arg-type]
+def counted(found: Sized, results: Sized) -> str:
+    return f"{len(found)} of {len(results)}"

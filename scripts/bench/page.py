@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.bench import goals, in_flight, model, paper, resources, single_calls, startup
+from scripts.bench.again import again_table, judging, measured_again
+from scripts.bench.choosing import ablated, chosen, compiled_from_nothing, marked
 from scripts.bench.compare import times
 from scripts.bench.markdown import table
 from scripts.bench.measure import ALIKE, STEADY
@@ -35,8 +36,8 @@ def publish(data: Path, folder: Path, pool: bool, plots: bool) -> list[Path]:
         except ImportError:
             explanation = "plots need matplotlib (make bench installs it); --no-plots makes the page without them"
             raise SystemExit(explanation) from None
-        main = chosen(results, pool)[0]
-        drawn = draw_all(main, ablated(results, main), folder / "plots")
+        main, others = chosen(results, pool)
+        drawn = draw_all(main, ablated(results, [*main, *others]), folder / "plots")
     paths = None if drawn is None else {name: path.relative_to(folder) for name, path in drawn.items()}
     text = page((folder / TEMPLATE).read_text(), results, pool, paths)
     target = folder / "README.md"
@@ -44,101 +45,35 @@ def publish(data: Path, folder: Path, pool: bool, plots: bool) -> list[Path]:
     return [target, *(drawn or {}).values()]
 
 
-def chosen(results: Sequence[Result], pool: bool) -> tuple[list[Result], list[Result]]:
-    """The rows that are averaged and shown, and rows of other commits, which are only shown.
-
-    One row a workload: the newest, without techniques switched off if there is one. Without `pool`, averages are over
-    the commit that has most rows (then the newest).
-    """
-    real = [result for result in results if result.environment.get("device") == "cuda" and was_timed(result)]
-    newest: dict[tuple[str, str], Result] = {}
-    for result in sorted(real, key=lambda result: (not has_ablation(result), result.finished)):
-        newest[(commit_name(result), result.workload)] = result
-    rows = list(newest.values())
-    by_commit = Counter(commit_name(result) for result in rows)
-    if not by_commit:
-        return [], []
-    latest = {name: max(r.finished for r in rows if commit_name(r) == name) for name in by_commit}
-    main = max(by_commit, key=lambda name: (by_commit[name], latest[name]))
-    seen: dict[str, Result] = {result.workload: result for result in rows if commit_name(result) == main}
-    others: dict[str, Result] = {}
-    for result in sorted(rows, key=lambda result: result.finished):
-        if result.workload not in seen:
-            others[result.workload] = result
-    if pool:
-        return order([*seen.values(), *others.values()]), []
-    return order(seen.values()), order(others.values())
-
-
-def was_timed(result: Result) -> bool:
-    """Whether the run was one that times; whether there is a time is another question."""
-    return result.configuration.get("throughput", STEADY) is not None
-
-
-def has_ablation(result: Result) -> bool:
-    return any(variant.name in result.variants for variant in ABLATIONS)
-
-
-def ablated(results: Sequence[Result], main: Sequence[Result]) -> list[Result]:
-    """Rows in which techniques were switched off, in runs of their own."""
-    return beside(main, [result for result in results if has_ablation(result)])
-
-
-def compiled_from_nothing(results: Sequence[Result], main: Sequence[Result]) -> list[Result]:
-    """Rows in which stock graphs and ours each compiled with an empty cache. All of one commit: they are averaged."""
-    rows = beside(main, [result for result in results if goals.cold_startup_ratio(result)])
-    by_commit = Counter(map(commit_name, rows))
-    latest = {name: max(r.finished for r in rows if commit_name(r) == name) for name in by_commit}
-    chosen_one = max(by_commit, key=lambda name: (by_commit[name], latest[name]), default=None)
-    return [result for result in rows if commit_name(result) == chosen_one]
-
-
-def beside(main: Sequence[Result], results: Sequence[Result]) -> list[Result]:
-    """For each workload of the page's rows, one of these results: the row's commit's, else the newest."""
-    own = {(commit_name(result), result.workload) for result in main}
-    names = {result.workload for result in main}
-    rows = sorted(results, key=lambda result: ((commit_name(result), result.workload) in own, result.finished))
-    return order({result.workload: result for result in rows if result.workload in names}.values())
-
-
-def marked(result: Result, main: Sequence[Result]) -> str:
-    """The workload's name, with the commit if the page's row of it is of another one."""
-    own = (commit_name(result), result.workload) in {(commit_name(row), row.workload) for row in main}
-    return result.workload if own else f"{result.workload} ({commit_name(result)})"
-
-
-def order(results: Iterable[Result]) -> list[Result]:
-    return sorted(results, key=lambda result: (not result.facts.get("paper"), result.workload))
-
-
 def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, Path] | None) -> str:
     """The template with every `{{name}}` replaced. `plots`: those that there is data for; None if none were drawn."""
     main, others = chosen(results, pool)
-    cold = compiled_from_nothing(results, main)
-    published = paper.published()
+    again = measured_again(results, main)
+    off, cold = ablated(results, [*main, *others]), compiled_from_nothing(results, main)
+    shown, switched, published = marked([*main, *others, *again], main), marked(off, main), paper.published()
     parts: dict[str, Callable[[], str]] = {
-        "origin": lambda: origin(main, others, [*cold, *ablated(results, main)]),
-        "goals": lambda: goals_table(main, cold),
-        "values": lambda: values_of_rounds([*main, *others]),
-        "speed": lambda: speed_table(main, others),
-        "quartiles": lambda: in_flight.quartiles_table({marked(row, main): row for row in [*main, *others]}),
-        "single_calls": lambda: single_calls.calls_table({marked(row, main): row for row in [*main, *others]}),
+        "origin": lambda: origin(main, others, again, [*cold, *off]),
+        "goals": lambda: goals_table(main, cold, again),
+        "values": lambda: values_of_rounds(shown),
+        "speed": lambda: speed_table(main, [*others, *again]),
+        "quartiles": lambda: in_flight.quartiles_table(shown),
+        "single_calls": lambda: single_calls.calls_table(shown),
         "paper_title": lambda: str(published["title"]),
-        "paper_overall": lambda: paper.overall_table(paper.Measured.of(main, ablated(results, main), cold), published),
-        "paper": lambda: paper.workloads_table(main, ablated(results, main), published),
+        "paper_overall": lambda: paper.overall_table(paper.Measured.of(main, off, cold), published),
+        "paper": lambda: paper.workloads_table(main, off, published),
         "differences": lambda: paper.differences(main, published),
-        "unrest": lambda: unrest({marked(result, main): result for result in ablated(results, main)}),
-        "ablation": lambda: ablation_table({marked(result, main): result for result in ablated(results, main)}),
+        "unrest": lambda: unrest(switched),
+        "ablation": lambda: ablation_table(switched),
         "outside": lambda: resources.outside_of_graphs(main),
         "resources": lambda: resources.resources_table(main),
         "parts": lambda: resources.parts_table(main),
-        "startup": lambda: startup.startup_table({row.workload: row for row in main}),
-        "cold": lambda: startup.startup_table({marked(result, main): result for result in cold}),
+        "startup": lambda: startup.startup_table(marked(main, main)),
+        "cold": lambda: startup.startup_table(marked(cold, main)),
         "unmeasured": lambda: resources.unmeasured(main),
         "far": lambda: far_from_eager(main),
         "model": lambda: model_table(main),
         "accuracy": lambda: accuracy_table(main),
-        "failures": lambda: failures([*main, *others]),
+        "failures": lambda: failures(shown),
     }
 
     def fill(match: re.Match[str]) -> str:
@@ -153,7 +88,12 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
     return re.sub(r"\{\{([\w:]+)\}\}", fill, template)
 
 
-def origin(main: Sequence[Result], others: Sequence[Result], beside_them: Sequence[Result] = ()) -> str:
+def origin(
+    main: Sequence[Result],
+    others: Sequence[Result],
+    again: Sequence[Result] = (),
+    beside_them: Sequence[Result] = (),
+) -> str:
     """Machine, versions, commits, and which rows the averages are over. `beside_them` come from runs of their own."""
     where = main[0].environment
     commits = sorted({commit_name(result) for result in main})
@@ -165,18 +105,17 @@ def origin(main: Sequence[Result], others: Sequence[Result], beside_them: Sequen
     ]
     if len(commits) > 1:
         lines.append("**Averages on this page pool rows of several commits.**")
+    oldest = min(r.finished for r in main)
     if others:
-        rows = (
-            "1 row marked with its commit is"
-            if len(others) == 1
-            else f"{len(others)} rows marked with their commit are"
-        )
-        lines.append(f"{rows} older and in no average.")
+        older = "older and " if all(r.finished < oldest for r in others) else ""
+        lines.append(f"{rows_marked(others)} {older}in no average.")
+    if again:
+        lines.append(f"{rows_marked(again)} newer, of workloads measured again, and in no average.")
     elsewhere = sorted({commit_name(result) for result in beside_them} - set(commits))
     if elsewhere:
         lines.append(
-            f"Runs with techniques switched off, and from an empty cache, are of {', '.join(elsewhere)} where marked: "
-            "each is compared with itself."
+            f"Runs with techniques switched off, and from an empty cache, are of {' or '.join(elsewhere)} where "
+            "marked: each is compared with itself."
         )
     machines = {(r.environment.get("gpu"), r.environment.get("torch")) for r in [*main, *others, *beside_them]}
     if len(machines) > 1:
@@ -192,16 +131,28 @@ def origin(main: Sequence[Result], others: Sequence[Result], beside_them: Sequen
     return "\n".join(lines)
 
 
-def goals_table(main: Sequence[Result], cold: Sequence[Result]) -> str:
-    rows = [(g.what, g.goal, g.found, g.stock, g.verdict, g.over) for g in goals.all_goals(main, cold)]
-    return table(("what", "goal", "ours", "stock graphs", "met", "over"), rows, left=1)
+def rows_marked(rows: Sequence[Result]) -> str:
+    return "1 row marked with its commit is" if len(rows) == 1 else f"{len(rows)} rows marked with their commit are"
 
 
-def values_of_rounds(rows: Sequence[Result]) -> str:
+def goals_table(main: Sequence[Result], cold: Sequence[Result], again: Sequence[Result]) -> str:
+    every = goals.all_goals(main, cold, marked(judging(main, again), main))
+    rows = [(g.what, g.goal, g.found, g.stock, g.verdict, g.over) for g in every]
+    found = table(("what", "goal", "ours", "stock graphs", "met", "over"), rows, left=1)
+    return f"{found}\n\n{again_table(main, again)}" if again else found
+
+
+def values_of_rounds(named: Mapping[str, Result]) -> str:
     """Whether variants were compared on the same values, on which how long something takes may depend."""
-    own = [row.workload for row in rows if row.configuration.get("values") != ALIKE]
-    if len(own) == len(rows):
+    own = [name for name, row in named.items() if row.configuration.get("values") != ALIKE]
+    if len(own) == len(named):
         return "Each variant of a round drew values of its own; the benchmark gives all of them the same ones since."
+    if len(own) > len(named) / 2:
+        others = [name for name in named if name not in own]
+        return (
+            "Each variant of a round drew values of its own, except where the benchmark, as it does since, gave all of "
+            f"them the same ones: {', '.join(others)}."
+        )
     older = f", except in older rows, where each drew its own: {', '.join(own)}" if own else ""
     return f"All variants of a round get the same values{older}."
 
@@ -210,8 +161,7 @@ def speed_table(main: Sequence[Result], others: Sequence[Result]) -> str:
     heads = ["workload", "model", "mode", "batch", "eager", "no graphs", "stock", "ours", "ours over stock"]
     heads += ["stock to the floor", "ours to the floor", "p99 stock", "p99 ours"]
     rows: list[tuple[Any, ...]] = []
-    for result in [*main, *others]:
-        name = marked(result, main)
+    for name, result in marked([*main, *others], main).items():
         absolute = [result.timing(variant) for variant in (EAGER.name, INDUCTOR.name)]
         rows.append(
             (
@@ -330,15 +280,15 @@ def far_from_eager(main: Sequence[Result]) -> str:
     )
 
 
-def failures(results: Sequence[Result]) -> str:
+def failures(named: Mapping[str, Result]) -> str:
     """Every workload and variant without a good answer, with its reason."""
     rows = []
-    for result in results:
+    for workload, result in named.items():
         if result.status != "ok":
-            rows.append((result.workload, "", result.status, brief(result.reason or "")))
+            rows.append((workload, "", result.status, brief(result.reason or "")))
         for name, variant in result.variants.items():
             if variant.status not in ("ok", "not available"):
-                rows.append((result.workload, VARIANTS[name].label, variant.status, brief(variant.reason or "")))
+                rows.append((workload, VARIANTS[name].label, variant.status, brief(variant.reason or "")))
             elif name == FLOOR.name and variant.reason:
-                rows.append((result.workload, "floor", "from kernels", brief(variant.reason)))
+                rows.append((workload, "floor", "from kernels", brief(variant.reason)))
     return table(("workload", "variant", "status", "reason"), rows, left=4) if rows else "Nothing."

@@ -102,7 +102,7 @@ def those(found: Mapping[str, float], which: Callable[[float], bool]) -> tuple[s
 
 
 def slower_than_better(rows: Sequence[Result]) -> tuple[str, int]:
-    found = goals.over_better(rows)
+    found = goals.over_better(goals.by_workload(rows))
     sure, perhaps = goals.slower(found)
     return f"{len(sure)} surely, {len(perhaps)} perhaps" if found else "-", len(found)
 

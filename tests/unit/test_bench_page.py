@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import facts, goals, in_flight, model, page, paper, registry, resources, results, startup
+from scripts.bench import choosing, facts, goals, in_flight, model, page, paper, registry, resources, results, startup
 from scripts.bench.results import MemoryParts, Startup
 from scripts.bench.stats import TIMES
 from tests.unit.bench_data import OTHER, OTHER_NAME, compiled_from_nothing, result, variant
@@ -40,7 +40,7 @@ def test_page_is_what_it_was():
 
 def test_rows_of_another_commit_are_marked_and_in_no_average():
     old = result("DLRM", 100, 80, 10, 9, commit=OTHER)
-    main, others = page.chosen([*rows(), old], pool=False)
+    main, others = choosing.chosen([*rows(), old], pool=False)
     assert [r.workload for r in others] == ["DLRM"]
     assert "DLRM" not in [r.workload for r in main]
     text = page.page(TEMPLATE, [*rows(), old], pool=False, plots={})
@@ -71,21 +71,21 @@ def test_decisions_that_were_not_measured_say_nothing_about_the_model():
 
 
 def test_pooling_is_said():
-    main, others = page.chosen([*rows(), result("DLRM", 100, 80, 10, 9, commit=OTHER)], pool=True)
+    main, others = choosing.chosen([*rows(), result("DLRM", 100, 80, 10, 9, commit=OTHER)], pool=True)
     assert not others
     assert "pool rows of several commits" in page.origin(main, others)
 
 
 def test_the_newest_row_of_a_commit_counts():
     newer = result("TKE", 100, 90, 30, 25, finished="2026-02-01T00:00:00+00:00")
-    main, _ = page.chosen([newer, *rows()], pool=False)
+    main, _ = choosing.chosen([newer, *rows()], pool=False)
     assert next(r for r in main if r.workload == "TKE") is newer
 
 
 def test_simulated_rows_are_not_on_the_page():
     simulated = result("A", 1, 1, 1, 1)
     simulated.environment = {**simulated.environment, "device": "sim"}
-    assert page.chosen([simulated], pool=False) == ([], [])
+    assert choosing.chosen([simulated], pool=False) == ([], [])
 
 
 def test_page_without_data_says_so():
@@ -131,10 +131,10 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     elsewhere = result("EOS", 100, 80, 40, 35, commit=OTHER)
     elsewhere.variants.pop("ours-no-transform")
     results = [off, ordinary, elsewhere]
-    main, _ = page.chosen(results, pool=False)
+    main, _ = choosing.chosen(results, pool=False)
     assert main == [ordinary]
-    assert page.ablated(results, main) == [off]
-    text = page.ablation_table({page.marked(off, main): off})
+    assert choosing.ablated(results, main) == [off]
+    text = page.ablation_table(choosing.marked([off], main))
     assert "| DLRM |" in text and "1.50" in text
     assert "`without indirect` is `engine = 'patch'`" in text and page.switched_off() not in page.ablation_table({})
     published = {"workloads": {"DLRM": {"transform_over_stock": 2.0, "stock_over_none": 1.5}}}
@@ -142,7 +142,7 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     assert f"2.00{TIMES} | 1.50{TIMES} |" in table, "60 without, 40 with"
     assert f"1.50{TIMES} | 1.25{TIMES} |" in table, "100 and 80, of the ordinary run"
     assert f"2.00{TIMES} | not measured |" in paper.workloads_table(main, [], published)
-    assert page.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
+    assert choosing.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
 
 
 def test_a_run_with_techniques_switched_off_at_another_commit_is_marked_with_it():
@@ -152,15 +152,16 @@ def test_a_run_with_techniques_switched_off_at_another_commit_is_marked_with_it(
     older = result("DLRM", 100, 80, 40, 35, commit=OTHER)
     older.variants["ours-no-transform"] = variant(60)
     results = [ordinary, other, older]
-    main, others = page.chosen(results, pool=False)
+    main, others = choosing.chosen(results, pool=False)
     assert (main, others) == ([ordinary, other], [])
-    assert page.ablated(results, main) == [older]
-    assert page.marked(older, main) == f"DLRM ({OTHER_NAME})" and page.marked(ordinary, main) == "DLRM"
-    assert OTHER_NAME in page.origin(main, others, [older]) and OTHER_NAME not in page.origin(main, others, [ordinary])
+    assert choosing.ablated(results, main) == [older]
+    assert list(choosing.marked([older, ordinary], main)) == [f"DLRM ({OTHER_NAME})", "DLRM"]
+    assert OTHER_NAME in page.origin(main, others, beside_them=[older])
+    assert OTHER_NAME not in page.origin(main, others, beside_them=[ordinary])
     published = {"workloads": {"DLRM": {"transform_over_stock": 2.0}}}
     assert f"1.50{TIMES} ({OTHER_NAME}) |" in paper.workloads_table(main, [older], published)
     own = result("DLRM", 100, 80, 40, 35, finished="2026-01-01T00:00:00+00:00")
-    assert page.ablated([*results, own], main) == [own], "the row's own commit first"
+    assert choosing.ablated([*results, own], main) == [own], "the row's own commit first"
 
 
 def test_time_in_flight_of_old_rows_is_explained():
@@ -177,9 +178,13 @@ def test_the_template_names_no_workload():
 
 def test_values_of_rounds_are_said_to_be_those_that_the_rows_were_measured_with():
     own = result("TKE", 100, 90, 60, 50, configuration={"size": "full", "throughput": "steady"})
-    assert page.values_of_rounds(rows()) == "All variants of a round get the same values."
-    assert page.values_of_rounds([own]).startswith("Each variant of a round drew values of its own;")
-    assert page.values_of_rounds([own, *rows()]).endswith("where each drew its own: TKE.")
+    same = result("TKE", 100, 90, 60, 50)
+    assert page.values_of_rounds({"TKE": same}) == "All variants of a round get the same values."
+    assert page.values_of_rounds({"TKE": own}).startswith("Each variant of a round drew values of its own;")
+    assert page.values_of_rounds({"TKE": own, "A": same, "B": same}).endswith("where each drew its own: TKE.")
+    mostly = page.values_of_rounds({"TKE": own, "A": own, "B": own, "TKE (new)": same})
+    assert mostly.startswith("Each variant of a round drew values of its own, except where")
+    assert mostly.endswith("the same ones: TKE (new).")
 
 
 def test_kernels_outside_of_graphs_are_counted_by_workload():
@@ -236,7 +241,7 @@ def test_closeness_to_eager_that_proves_nothing_is_said():
 
 def test_every_workload_that_is_slower_is_named():
     slow = [result("TKE", 100, 80, 100, 45), result("EOS", 100, 80, 90, 45), result("VM", 100, 80, 50, 45)]
-    goal = goals.never_slower(slow)
+    goal = goals.never_slower(goals.by_workload(slow))
     assert "2 surely, 0 perhaps" in goal.found and "TKE 1.25" in goal.found and "EOS 1.12" in goal.found
     assert "VM" not in goal.found
 
@@ -246,10 +251,10 @@ def test_start_up_from_nothing_is_beside_the_row_not_in_its_place():
     for name in ("stock", "ours"):
         ordinary.variants[name].startup = Startup(1.0, 2.0, "shared")
     cold, elsewhere = compiled_from_nothing("DLRM", 18.0), compiled_from_nothing("DLRM", 6.0, commit=OTHER)
-    main, others = page.chosen([cold, ordinary, elsewhere], pool=False)
+    main, others = choosing.chosen([cold, ordinary, elsewhere], pool=False)
     assert (main, others) == ([ordinary], [])
-    assert page.compiled_from_nothing([cold, ordinary, elsewhere], main) == [cold]
-    assert page.compiled_from_nothing([ordinary, elsewhere], main) == [elsewhere], "marked, where there is no other"
+    assert choosing.compiled_from_nothing([cold, ordinary, elsewhere], main) == [cold]
+    assert choosing.compiled_from_nothing([ordinary, elsewhere], main) == [elsewhere], "marked, where there is no other"
     text = startup.startup_table({"DLRM": cold})
     assert f"| DLRM | cold | 10.0 s | 10.0 s | 15.0 s | 2.00 s | 2.00 s | 3.00 s | 1.50{TIMES} |" in text
     shared, nothing = goals.all_goals(main, [cold])[-2:]

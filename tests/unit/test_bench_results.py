@@ -198,7 +198,7 @@ def test_a_wrong_answer_is_in_no_average():
 
 
 def test_a_slower_workload_misses_the_goal():
-    goal = goals.never_slower([result("A", 100, 80, 90, 45)])
+    goal = goals.never_slower({"A": result("A", 100, 80, 90, 45)})
     assert goal.verdict == "no"
     assert goal.found.startswith("1 surely, 0 perhaps: A 1.12")
 
@@ -209,7 +209,7 @@ def test_a_workload_that_may_be_slower_leaves_the_goal_unsure(ours):
     may_be = result("A", 100, 80, 90, 45)
     may_be.variants["stock"].timing.rounds_throughput_us = [100.0, 88.0, 86.0, 80.0, 86.0]
     may_be.variants["ours"].timing.rounds_throughput_us = [ours] * 5
-    goal = goals.never_slower([may_be, result("B", 100, 80, 50, 45)])
+    goal = goals.never_slower({"A": may_be, "B": result("B", 100, 80, 50, 45)})
     assert goal.verdict == "unsure"
     assert goal.found.startswith("0 surely, 1 perhaps: A ")
 

@@ -10,17 +10,23 @@ GPU keeps up; latency is one call and a wait for the device. "nothing" is the it
 generated code does, wrapped, and freed by the caller. "replay" is the plain call captured whole and replayed raw. The
 floor is what cannot be avoided: both together.
 
+A call that is made alone, after a wait for the device, takes the host longer than one of a burst, also where nothing is
+launched at all. So every round has a few single calls, each in two parts: until it returned (`alone`), and the wait
+after it. The floor of the latency is of single calls, too: "nothing" until it returned, since whatever makes a call
+alone slow makes this one slow, and the raw replay's latency, which has a wait of its own. What the device itself takes
+is measured after the rounds (`on_device`).
+
 Of training steps, which `--training` adds, "nothing" also has what the iteration does around the functions: gradients
 dropped, autocast entered, as many saved tensors, autograd's engine, and a new gradient for every parameter. No step
-ends before its kernels do, and these may overlap with the host: so the floor of the latency is the larger of the floor
-on the host and the raw replay's latency. Eager and plain Inductor are left out: they take long, and no target is about
-them.
+ends before its kernels do, and these may overlap with the host: so the floor of the latency is the larger of what both
+take until they returned and the raw replay's latency. Eager and plain Inductor are left out: they take long, and no
+target is about them.
 
 Where our time goes is measured beside it, in the same rounds, since what state the processor is in counts for a factor:
 "guards" is the function compiled without AOTAutograd, timed within its calls (`bare_frame.guards_only`); after the
 bursts of "nothing" and of ours, in another one each, what "nothing" takes to make outputs, and the phases of our
-launcher. `split` puts them together. After the rounds Python's profiler lists the functions of one call
-(`host_profile.py`). Needs a CUDA device.
+launcher. `split` puts them together; `split_alone` does it with the same of single calls. After the rounds Python's
+profiler lists the functions of one call (`host_profile.py`). Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -29,10 +35,12 @@ import argparse
 import collections
 import functools
 import gc
+import itertools
 import json
+import operator
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,13 +53,18 @@ from scripts.bench.registry import Draw, all_workloads, call_once
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
 BURST = 20  # calls: the launch queue never fills
+SINGLES = 3  # calls alone in a round: one is a thin sample, and of more a round would take longer
 SETTLE = 40  # calls before anything is timed
+ON_DEVICE = 10  # calls for what the device takes
+CYCLES = 2000  # of the GPU's clock, about a microsecond
 NOTHING = Variant("nothing", "nothing", "default")
 GUARDS = Variant("guards", "guards", "default")
 REPLAY = Variant("replay", "raw replay", "default")
 COMPARED = (NOTHING, EAGER, INDUCTOR, STOCK, OURS, REPLAY)
 COMPARED_IN_TRAINING = (NOTHING, STOCK, OURS, REPLAY)
 Function = Callable[..., Any]
+Iterate = Callable[[Sequence[Any]], Any]  # one iteration, on these inputs
+Calls = Callable[[Iterate, Sequence[Sequence[Any]]], int]  # makes iterations, and says how many
 
 
 @dataclass(frozen=True)
@@ -132,16 +145,22 @@ TRAINING = (
 
 @dataclass
 class Times:
-    """Microseconds a call; a latency only of what ends when the device does."""
+    """Microseconds a call: `host` in each burst; `alone` of every single call until it returned, and the wait after it.
+
+    Only what ends when the device does has waits, and so a latency.
+    """
 
     host: list[float] = field(default_factory=list)
-    latency: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    wait: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
+        """Medians over all bursts and over all single calls: those of the parts of a call are of the parts."""
         low, middle, high = statistics.quantiles(self.host, n=4)
-        named = {"host": middle, "host_q1": low, "host_q3": high}
-        if self.latency:
-            named["latency"] = statistics.median(self.latency)
+        named = {"host": middle, "host_q1": low, "host_q3": high, "alone": statistics.median(self.alone)}
+        if self.wait:
+            named["wait"] = statistics.median(self.wait)
+            named["latency"] = statistics.median(map(operator.add, self.alone, self.wait))
         return {name: round(value, 2) for name, value in named.items()}
 
 
@@ -164,7 +183,7 @@ class Stopwatch:
 
 
 def measure(row: Row, rounds: int) -> dict[str, Any]:
-    """Microseconds by variant: median and quartiles of the host's time, median latency; the floor; where ours goes."""
+    """Microseconds by variant, in bursts and alone; the floor; where ours goes; what the device takes."""
     torch._dynamo.reset()  # rows that share a function would compile it for any size, with other guards
     function = row.make()
     compared = COMPARED_IN_TRAINING if row.training else COMPARED
@@ -172,7 +191,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     calls[NOTHING] = bare_frame.bare_frame(function)
     calls[GUARDS] = watch = Stopwatch(bare_frame.guards_only(function))
     times = {variant: Times() for variant in (*compared, GUARDS)}
-    outputs, in_phases = Times(), []
+    outputs, in_phases, in_phases_alone = Times(), [], []
     timed: set[Any] = set()
     with active(INDUCTOR):
         replay = captured(row, calls[INDUCTOR])
@@ -184,42 +203,55 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                 begin_iteration(variant)
                 if not number:
                     settle(one, sets)
-                burst, single = _one_round(one, sets, watch.read if variant is GUARDS else time.perf_counter)
+                burst, singles = _one_round(one, sets, watch.read if variant is GUARDS else time.perf_counter)
                 if number and variant is NOTHING:
-                    outputs.host.append(making_outputs(one, sets))
+                    outputs.host.append(making_outputs(one, sets, in_a_burst))
+                    outputs.alone.append(making_outputs(one, sets, one_by_one))
                 elif number and variant is OURS:
-                    in_phases.append(phases(one, sets, timed))
+                    in_phases.append(phases(one, sets, timed, in_a_burst))
+                    in_phases_alone.append(phases(one, sets, timed, one_by_one))
                 elif variant is OURS:
                     timed = launchers()
             if number:
                 taken.host.append(burst)
-                if variant is not GUARDS:
-                    taken.latency.append(single)
+                taken.alone += [alone for alone, _ in singles]
+                if variant is not GUARDS:  # whose clock stands still in a wait
+                    taken.wait += [wait for _, wait in singles]
     found: dict[str, Any] = {variant.name: taken.summary() for variant, taken in times.items()}
     found["floor"] = floor(found[NOTHING.name], found[REPLAY.name], row.training)
     found["training"] = row.training
     found["outputs"] = outputs.summary()
     if launchers() <= timed:  # one that came amid the rounds was timed in none
         found.update(over_rounds(in_phases))
+        found["phases_alone"] = over_rounds(in_phases_alone)["phases"]
     if found.get("phases"):
-        found["split"] = split(found)
+        found["split"] = split(found, "host", found["phases"])
+        found["split_alone"] = split(found, "alone", found["phases_alone"])
+    ours = functools.partial(row.drive, calls[OURS])
+    for variant, one in ((OURS, ours), (REPLAY, lambda _: replay())):
+        with active(variant):
+            found[variant.name] |= on_device(one, [row.draw() for _ in range(4)], found[variant.name]["alone"])
     if not row.training:
-        found["functions"] = functions_of(functools.partial(row.drive, calls[OURS]), [row.draw() for _ in range(4)])
+        found["functions"] = functions_of(ours, [row.draw() for _ in range(4)])
     return found
 
 
 def floor(least: dict[str, float], replay: dict[str, float], training: bool) -> dict[str, float]:
-    """What cannot be avoided: everything but the kernels, and their replay."""
+    """What cannot be avoided: everything but the kernels, and their replay. The latency's is of calls alone."""
     host = least["host"] + replay["host"]
-    latency = max(host, replay["latency"]) if training else least["host"] + replay["latency"]
+    after = least["alone"] + replay["latency"]
+    latency = max(least["alone"] + replay["alone"], replay["latency"]) if training else after
     return {"host": round(host, 2), "latency": round(latency, 2)}
 
 
-def split(found: dict[str, Any]) -> dict[str, float]:
-    """Our host time in parts: all but `outputs` add up to it; those are what `nothing` has in place of our path."""
-    guards, nothing, ours = (found[variant.name]["host"] for variant in (GUARDS, NOTHING, OURS))
-    outputs = found["outputs"]["host"]
-    driver = found["phases"]["tell"] + found["phases"]["launch"]
+def split(found: dict[str, Any], figure: str, phases: dict[str, float]) -> dict[str, float]:
+    """Our host time in parts: all but `outputs` add up to it; those are what `nothing` has in place of our path.
+
+    `figure` is "host", for a call of a burst, or "alone", and `phases` are of such calls.
+    """
+    guards, nothing, ours = (found[variant.name][figure] for variant in (GUARDS, NOTHING, OURS))
+    outputs = found["outputs"][figure]
+    driver = phases["tell"] + phases["launch"]
     parts = {
         "guards": guards,
         "frame": nothing - guards - outputs,
@@ -230,7 +262,7 @@ def split(found: dict[str, Any]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in parts.items()}
 
 
-def settle(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> None:
+def settle(one: Iterate, sets: Sequence[Sequence[Any]]) -> None:
     """Compile, record, and go on until it is decided for every function whether its graph is used."""
     for number in range(SETTLE):
         one(sets[number % len(sets)])
@@ -263,15 +295,14 @@ def captured(row: Row, call: Function) -> Callable[[], Any]:
     return replay
 
 
-def making_outputs(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> float:
-    """Microseconds per iteration in which a bare frame makes outputs and gradients, in one burst."""
+def making_outputs(one: Iterate, sets: Sequence[Sequence[Any]], make_calls: Calls) -> float:
+    """Microseconds per iteration in which a bare frame makes outputs and gradients."""
     with bare_frame.timed_outputs() as spent:
-        _burst(one, sets)
-    wait()
-    return sum(spent) / BURST / 1e3
+        number = make_calls(one, sets)
+    return sum(spent) / number / 1e3
 
 
-def functions_of(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+def functions_of(one: Iterate, sets: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Who is on the way from our call to the launcher."""
     with active(OURS):
         return host_profile.functions(lambda: _burst(one, sets), wait, BURST)
@@ -287,18 +318,17 @@ def launchers() -> set[Any]:
 
 
 def phases(
-    one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]], launchers: Collection[Any]
+    one: Iterate, sets: Sequence[Sequence[Any]], launchers: Collection[Any], make_calls: Calls
 ) -> dict[str, float]:
-    """Microseconds per iteration in each phase of the launcher in C, over all these launchers, in one burst."""
+    """Microseconds per iteration in each phase of the launcher in C, over all these launchers."""
     for launcher in launchers:
         launcher.time(True)
-    _burst(one, sets)
-    wait()
+    number = make_calls(one, sets)
     total: collections.Counter[str] = collections.Counter()
     for launcher in launchers:
         total.update(launcher.spent())
         launcher.time(False)
-    return {phase: spent / BURST / 1e3 for phase, spent in total.items()}
+    return {phase: spent / number / 1e3 for phase, spent in total.items()}
 
 
 def over_rounds(bursts: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -311,9 +341,9 @@ def over_rounds(bursts: Sequence[dict[str, float]]) -> dict[str, dict[str, float
 
 
 def _one_round(
-    one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]], now: Callable[[], float]
-) -> tuple[float, float]:
-    """Microseconds of `now` per call in a burst, and in one call with a wait for the device."""
+    one: Iterate, sets: Sequence[Sequence[Any]], now: Callable[[], float]
+) -> tuple[float, list[tuple[float, float]]]:
+    """Microseconds of `now` per call in a burst; and of single calls: until it returned, and of the wait after it."""
     for inputs in sets:
         one(inputs)
     wait()
@@ -321,15 +351,61 @@ def _one_round(
     _burst(one, sets)
     burst = (now() - start) / BURST
     wait()
-    start = now()
-    one(sets[0])
+    singles = []
+    for inputs in _singles(sets):
+        start = now()
+        one(inputs)
+        returned = now()
+        wait()
+        singles.append(((returned - start) * 1e6, (now() - returned) * 1e6))
+    return burst * 1e6, singles
+
+
+def in_a_burst(one: Iterate, sets: Sequence[Sequence[Any]]) -> int:
+    """Make calls one right after the other, and wait for them; how many."""
+    _burst(one, sets)
     wait()
-    return burst * 1e6, (now() - start) * 1e6
+    return BURST
 
 
-def _burst(one: Callable[[Sequence[Any]], Any], sets: Sequence[Sequence[Any]]) -> None:
+def one_by_one(one: Iterate, sets: Sequence[Sequence[Any]]) -> int:
+    """Make calls that each find the device idle; how many."""
+    for inputs in _singles(sets):
+        one(inputs)
+        wait()
+    return SINGLES
+
+
+def _burst(one: Iterate, sets: Sequence[Sequence[Any]]) -> None:
     for number in range(BURST):
         one(sets[number % len(sets)])
+
+
+def _singles(sets: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    return itertools.islice(itertools.cycle(sets), SINGLES)
+
+
+def on_device(one: Iterate, sets: Sequence[Sequence[Any]], host: float) -> dict[str, float]:
+    """Median microseconds of the device for a call that takes the host so many; nothing where there is no device.
+
+    Between two events around a call that queues up behind a kernel which only takes time, several times as long as the
+    call takes the host: so the device never waits for the host in between. No profiler is asked, which would be in the
+    way of the rows that follow.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    cycles = int(max(4 * host, 1000.0) * CYCLES)
+    taken = []
+    for number in range(ON_DEVICE + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(cycles)
+        start.record()
+        one(sets[number % len(sets)])
+        end.record()
+        wait()
+        if number:  # at first events and the kernel are made ready
+            taken.append(start.elapsed_time(end) * 1e3)
+    return {"device": round(statistics.median(taken), 2)}
 
 
 def run(
@@ -349,6 +425,7 @@ def run(
         "unit": "microseconds",
         "rounds": rounds,
         "calls_per_burst": BURST,
+        "single_calls_per_round": SINGLES,
         "environment": facts.environment("cuda"),
         "commit": facts.commit(commit),
         "rows": measured,

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.bench import host_cost_goals
+from scripts.bench import host_cost_alone, host_cost_goals
+from scripts.bench.markdown import table
 
 COLUMNS = ("nothing", "eager", "inductor", "stock", "ours", "replay", "floor")
 OURS_TOO = ("accept", "allocate", "wrap")  # phases of the launcher that are no driver's
 
-_ABOUT_FLOOR = "; `replay` is the plain call captured whole and replayed raw; the floor is nothing and the raw replay."
+_ABOUT_FLOOR = (
+    "; `replay` is the plain call captured whole and replayed raw; the floor is nothing and the raw replay{}. How"
+    " far we are above it is in microseconds, of the host's time and in brackets of the latency."
+)
+_FLOOR_ALONE = ", its latency [of calls alone](#one-call-alone)"
 _ABOUT_TRAINING = (
     " Of training steps, `nothing` also has dropping gradients, autocast, as many saved tensors (activations are the"
     " same ones in every call), autograd's engine, and a new gradient for every parameter. The floor of their latency"
-    " is the larger of the floor on the host and the raw replay's latency. How far we are above it is a ratio, of the"
-    " host's time and in brackets of the latency."
+    " is the larger of the floor on the host{} and the raw replay's latency. How far we are above it is a ratio."
 )
+_HOST_ALONE = ", of calls alone,"
 # What was measured first had a function with one output in place of this.
 _NOTHING_AT_FIRST = (
     "a compiled function of the same signature that launches nothing (where ours is below the floor, it cost more than"
@@ -72,6 +77,7 @@ def page(result: dict[str, Any]) -> str:
     over = ["ours over the floor"] if "floor" in names else []
     fewer = " (of training steps, a sixth as many)" if any("training step" in name for name in rows) else ""
     nothing = _NOTHING if any("training" in variants for variants in rows.values()) else _NOTHING_AT_FIRST
+    alone = any(host_cost_alone.is_apart(variants) for variants in rows.values())
     heads = ["", *names, *over, "goal, at most", "met"]
     lines = [
         "# What one call costs the host",
@@ -83,14 +89,19 @@ def page(result: dict[str, Any]) -> str:
         f" {result['calls_per_burst']} calls with new input tensors"
         f"{fewer}; in brackets the latency of one call. `nothing` is"
         f" {nothing}; `inductor` is without graphs"
-        + (_ABOUT_FLOOR if over else ".")
-        + (_ABOUT_TRAINING if any(variants.get("training") for variants in rows.values()) else ""),
+        + (_ABOUT_FLOOR.format(_FLOOR_ALONE if alone else "") if over else ".")
+        + (
+            _ABOUT_TRAINING.format(_HOST_ALONE if alone else "")
+            if any(variants.get("training") for variants in rows.values())
+            else ""
+        ),
         "",
         host_cost_goals.about(rows),
         "",
-        *_table(heads, [_cells(name, variants, names, over) for name, variants in rows.items()]),
+        table(heads, [_cells(name, variants, names, over) for name, variants in rows.items()]),
         *_split(rows),
         *_phases(rows),
+        *host_cost_alone.section(result),
         *_functions(rows),
     ]
     return "\n".join(lines) + "\n"
@@ -117,7 +128,7 @@ def _distance(variants: dict[str, Any]) -> str:
     ours, least = variants["ours"], variants["floor"]
     if variants.get("training"):
         return f"{ours['host'] / least['host']:.2f}x ({ours['latency'] / least['latency']:.2f}x)"
-    return f"{ours['host'] - least['host']:+.0f}"
+    return f"{ours['host'] - least['host']:+.0f} ({ours['latency'] - least['latency']:+.0f})"
 
 
 def _split(rows: dict[str, Any]) -> list[str]:
@@ -131,17 +142,16 @@ def _split(rows: dict[str, Any]) -> list[str]:
             for name, variants in rows.items()
             if "split" in variants and bool(variants["training"]) is training
         ]
-        lines += ["", *_table(heads, cells)] if cells else []
+        lines += ["", table(heads, cells)] if cells else []
     return ["", "## Where our time goes", "", *_ABOUT_SPLIT.splitlines(), *lines] if lines else []
 
 
 def _split_cells(name: str, variants: dict[str, Any]) -> list[str]:
-    split, phases, replay = variants["split"], variants["phases"], variants["replay"]["host"]
-    launcher = sum(phases[phase] for phase in OURS_TOO)
-    total = sum(split[part] for part in ("guards", "frame", "path", "driver"))
-    above = split["path"] - split["outputs"] + split["driver"] - replay
-    cells = [name, f"{split['guards']:.1f}", f"{split['frame']:.1f}", f"{split['path']:.1f} ({launcher:.1f})"]
-    return [*cells, *(f"{value:.1f}" for value in (split["driver"], total, split["outputs"], replay)), f"{above:+.1f}"]
+    sums = host_cost_alone.sums(variants, "split", "host")
+    launcher = sum(variants["phases"][phase] for phase in OURS_TOO)
+    cells = [f"{value:.1f}" for value in sums]
+    cells[2] += f" ({launcher:.1f})"
+    return [name, *cells, f"{host_cost_alone.above(sums):+.1f}"]
 
 
 def _phases(rows: dict[str, Any]) -> list[str]:
@@ -152,13 +162,13 @@ def _phases(rows: dict[str, Any]) -> list[str]:
     heads = list(next(iter(found.values())))
     cells = [[name, *(f"{spent[head]:.1f}" for head in heads)] for name, spent in found.items()]
     if any("split" in variants for variants in rows.values()):
-        return ["", "By phase: " + _ABOUT_PHASES, "", *_table(["", *heads], cells)]
+        return ["", "By phase: " + _ABOUT_PHASES, "", table(["", *heads], cells)]
     for line, (name, spent) in zip(cells, found.items(), strict=True):
         line.append(f"{rows[name]['ours']['host'] - sum(spent.values()):.0f}")
     about = (
         "Where our time goes: " + _ABOUT_PHASES + " The rest is Dynamo's, AOTAutograd's and, in training, autograd's."
     )
-    return ["", about, "", *_table(["", *heads, "the rest"], cells)]
+    return ["", about, "", table(["", *heads, "the rest"], cells)]
 
 
 def _functions(rows: dict[str, Any]) -> list[str]:
@@ -166,10 +176,5 @@ def _functions(rows: dict[str, Any]) -> list[str]:
     for name, variants in rows.items():
         if found := variants.get("functions"):
             cells = [[f"`{one['function']}`", f"{one['times']:.1f}", f"{one['own']:.1f}"] for one in found]
-            lines += ["", f"### {name}", "", *_table(["function", "times", "µs"], cells)]
+            lines += ["", f"### {name}", "", table(["function", "times", "µs"], cells)]
     return ["", "## Functions of one call", "", _ABOUT_FUNCTIONS, *lines] if lines else []
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]

@@ -33,7 +33,7 @@ def with_split(data: dict[str, Any], training: bool) -> dict[str, Any]:
     hosts = {"nothing": 30.0, "outputs": 3.0, "guards": 12.5, "stock": 70.0, "ours": 41.0, "replay": 3.0, "floor": 33.0}
     row: dict[str, Any] = {name: {"host": host, "latency": 60.0} for name, host in hosts.items()}
     row["phases"] = {"accept": 1.0, "allocate": 2.5, "tell": 0.5, "launch": 6.0, "wrap": 1.0}
-    row["split"] = host_cost.split(row)
+    row["split"] = host_cost.split(row, "host", row["phases"])
     return {**data, "rows": {"a row": {**row, "training": training}}}
 
 
@@ -45,17 +45,18 @@ def test_committed_page_is_generated_from_the_committed_data() -> None:
 def test_floor_and_the_distance_to_it_are_shown_where_they_were_measured() -> None:
     data = json.loads((FOLDER / "host_cost.json").read_text())
     for variants in data["rows"].values():
-        variants["ours"]["host"] = 30.0
+        variants["ours"] = {"host": 30.0, "latency": 53.0}
         variants["replay"] = variants["floor"] = {"host": 20.0, "latency": 25.0}
     page = page_of(data)
-    assert "| replay | floor | ours over the floor |" in page and "| 20 (25) | 20 (25) | +10 |" in page
+    assert "| replay | floor | ours over the floor |" in page and "| 20 (25) | 20 (25) | +10 (+28) |" in page
 
 
-def test_floor_of_a_training_step_is_no_less_than_its_kernels() -> None:
-    least, replay = {"host": 30.0, "latency": 50.0}, {"host": 3.0, "latency": 40.0}
-    assert host_cost.floor(least, replay, training=False) == {"host": 33.0, "latency": 70.0}
-    assert host_cost.floor(least, replay, training=True) == {"host": 33.0, "latency": 40.0}
-    assert host_cost.floor(least, {"host": 3.0, "latency": 20.0}, training=True) == {"host": 33.0, "latency": 33.0}
+def test_floor_of_a_latency_is_of_calls_alone_and_of_a_training_step_no_less_than_its_kernels() -> None:
+    least = {"host": 30.0, "alone": 45.0, "latency": 55.0}
+    replay = {"host": 3.0, "alone": 5.0, "latency": 60.0}
+    assert host_cost.floor(least, replay, training=False) == {"host": 33.0, "latency": 105.0}
+    assert host_cost.floor(least, replay, training=True) == {"host": 33.0, "latency": 60.0}
+    assert host_cost.floor(least, {**replay, "latency": 20.0}, training=True) == {"host": 33.0, "latency": 50.0}
 
 
 def test_a_replay_alone_is_no_floor() -> None:
@@ -120,8 +121,9 @@ def test_launcher_says_where_its_time_goes() -> None:
         function(*one)
     if not any(recording.launcher for recording in function.recordings):
         pytest.skip("there is no compiler for the launcher in C")
-    spent = host_cost.phases(lambda one: function(*one), inputs, host_cost.launchers())
-    assert set(spent) == {"accept", "allocate", "tell", "launch", "wrap"} and all(spent.values())
+    for calls in (host_cost.in_a_burst, host_cost.one_by_one):
+        spent = host_cost.phases(lambda one: function(*one), inputs, host_cost.launchers(), calls)
+        assert set(spent) == {"accept", "allocate", "tell", "launch", "wrap"} and all(spent.values())
     function(*inputs[0])
     [recording] = function.recordings
     assert not any(recording.launcher.spent().values()), "measuring has ended"
@@ -174,35 +176,135 @@ def test_making_outputs_is_a_part_of_the_frame_and_grows_with_their_number(undis
     few = [torch.randn(8)]
     many = [torch.randn(8) for _ in range(64)]
     frame = bare_frame.bare_frame(host_cost.each)
-    spent = [host_cost.making_outputs(lambda one: call_once(frame, one), [inputs] * 4) for inputs in (few, many)]
+    spent = [
+        host_cost.making_outputs(lambda one: call_once(frame, one), [inputs] * 4, host_cost.in_a_burst)
+        for inputs in (few, many)
+    ]
     start = time.perf_counter()
     for _ in range(100):
         call_once(frame, many)
     assert 0 < 4 * spent[0] < spent[1] < (time.perf_counter() - start) / 100 * 1e6
 
 
-def test_every_burst_is_timed_on_its_own(undisturbed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("calls", [host_cost.in_a_burst, host_cost.one_by_one])
+def test_every_burst_is_timed_on_its_own(
+    undisturbed: None, monkeypatch: pytest.MonkeyPatch, calls: host_cost.Calls
+) -> None:
     frame = bare_frame.bare_frame(host_cost.double)
     clock = itertools.count(step=500)
     monkeypatch.setattr(bare_frame, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(clock)))
     for _ in range(2):
-        assert host_cost.making_outputs(lambda one: call_once(frame, one), [[torch.randn(8)]]) == 0.5
+        assert host_cost.making_outputs(lambda one: call_once(frame, one), [[torch.randn(8)]], calls) == 0.5
+
+
+class Clock:
+    """Time that passes where it is said to, in microseconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def pass_by(self, us: float) -> None:
+        self.now += us
+
+    def read(self) -> float:
+        return self.now / 1e6
+
+
+def test_single_calls_are_timed_until_they_returned_and_in_the_wait_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls, waits = Clock(), itertools.count(), []
+
+    def one(inputs: Any) -> None:
+        waits.append(0)
+        clock.pass_by(next(calls))  # each takes a microsecond longer than the one before
+
+    def wait() -> None:
+        waits.append(1)
+        clock.pass_by(1000)
+
+    monkeypatch.setattr(host_cost, "wait", wait)
+    burst, singles = host_cost._one_round(one, [[1], [2]], clock.read)
+    assert burst == pytest.approx(2 + 9.5) and host_cost.BURST == 20
+    assert singles == [pytest.approx((22 + number, 1000)) for number in range(host_cost.SINGLES)]
+    assert waits == [0, 0, 1, *[0] * 20, 1, *[0, 1] * host_cost.SINGLES], "each finds an idle device"
+    waits.clear()
+    assert host_cost.one_by_one(one, [[1], [2]]) == host_cost.SINGLES and waits == [0, 1] * host_cost.SINGLES
+    waits.clear()
+    assert host_cost.in_a_burst(one, [[1], [2]]) == host_cost.BURST and waits == [*[0] * 20, 1]
+
+
+def test_a_latency_is_the_median_of_whole_calls() -> None:
+    times = host_cost.Times(host=[1.0, 2.0, 3.0], alone=[1.0, 2.0, 30.0], wait=[10.0, 40.0, 5.0])
+    summary = times.summary()
+    assert (summary["alone"], summary["wait"], summary["latency"]) == (2.0, 10.0, 35.0)
+    only = host_cost.Times(host=[1.0, 2.0, 3.0], alone=[4.0]).summary()
+    assert only["alone"] == 4.0 and "wait" not in only and "latency" not in only
+
+
+class Device:
+    """Takes work in order, each piece no sooner than it was handed over."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.free_at, self.slept = clock, 0.0, []
+
+    def run(self, us: float) -> None:
+        self.free_at = max(self.free_at, self.clock.now) + us
+
+    def sleep(self, cycles: int) -> None:
+        self.slept.append(cycles / host_cost.CYCLES)
+        self.run(self.slept[-1])
+
+    def event(self, enable_timing: bool) -> Any:
+        event = types.SimpleNamespace(at=None)
+        event.record = lambda: vars(event).update(at=max(self.free_at, self.clock.now))
+        event.elapsed_time = lambda end: (end.at - event.at) / 1e3
+        return event
+
+
+@pytest.mark.parametrize("host", [50.0, 5000.0])
+def test_what_the_device_takes_has_no_wait_for_the_host(monkeypatch: pytest.MonkeyPatch, host: float) -> None:
+    clock = Clock()
+    device, seen = Device(clock), []
+
+    def one(inputs: Any) -> None:
+        seen.append(inputs)
+        for _ in range(2):
+            clock.pass_by(host / 2)
+            device.run(7.0 if len(seen) > 1 else 700.0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: vars(clock).update(now=device.free_at))
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", device.sleep)
+    assert host_cost.on_device(one, [[1], [2]], host) == {"device": 14.0}
+    assert seen[:3] == [[1], [2], [1]] and len(seen) == len(device.slept) == host_cost.ON_DEVICE + 1
+    assert min(device.slept) == max(1000.0, 4 * host)
+
+
+def test_nothing_is_said_of_a_device_that_is_not_there() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    assert host_cost.on_device(lambda inputs: 1 / 0, [[]], 1.0) == {}
 
 
 class Launcher:
-    """As the one in C, of which a call is any; every burst takes longer in `launch`, the last one much."""
+    """As the one in C, of which a call is any; every burst takes longer in `launch`, the last one much.
+
+    Of each round it is timed in a burst and in single calls, which take longer in `tell`.
+    """
 
     def __init__(self) -> None:
-        self.on, self.bursts = False, 0
+        self.on, self.times = False, 0
 
     def time(self, on: bool) -> None:
         self.on = on
-        self.bursts += on
+        self.times += on
 
     def spent(self) -> dict[str, int]:
-        launch = {1: 1, 2: 2, 3: 3, 4: 100}[self.bursts]
-        us = {"accept": 0.5, "allocate": 0.5, "tell": 0.25, "launch": launch, "wrap": 0.25}
-        return {phase: int(spent * 1e3) * host_cost.BURST for phase, spent in us.items()}
+        number, alone = divmod(self.times - 1, 2)
+        us = {"accept": 0.5, "allocate": 0.5, "tell": 0.25 + alone, "launch": (1, 2, 3, 100)[number], "wrap": 0.25}
+        return {
+            phase: int(spent * 1e3) * (host_cost.SINGLES if alone else host_cost.BURST) for phase, spent in us.items()
+        }
 
 
 class Named:
@@ -233,17 +335,25 @@ def test_a_row_is_measured_with_its_parts(without_gpu: pytest.MonkeyPatch) -> No
     row = host_cost.Row("a step", lambda: host_cost.double, lambda: [torch.randn(8)], drive, training=True)
     found = host_cost.measure(row, rounds=4)
     assert 0 < found["guards"]["host_q1"] <= found["guards"]["host"] < 900 < found["nothing"]["host"]
-    assert "latency" not in found["guards"] and "latency" in found["nothing"]
+    assert not {"latency", "wait"} & set(found["guards"]) and {"latency", "wait"} < set(found["nothing"])
+    assert 0 < found["guards"]["alone"] < 900 < found["nothing"]["alone"] <= found["nothing"]["latency"]
+    assert 0 < found["outputs"]["alone"] < 900
     assert 0 < found["outputs"]["host_q1"] <= found["outputs"]["host"] <= found["outputs"]["host_q3"] < 900
     # Two launchers, of whose four bursts each the last is out of line.
     assert found["phases"] == {"accept": 1.0, "allocate": 1.0, "tell": 0.5, "launch": 5.0, "wrap": 0.5}
     assert found["phases_q1"]["launch"] == 2.5 and found["phases_q3"]["launch"] == 151.5
     assert found["phases_q1"]["wrap"] == found["phases_q3"]["wrap"] == 0.5
+    assert found["phases_alone"] == {**found["phases"], "tell": 2.5}
     parts = found["split"]
     assert parts["guards"] == found["guards"]["host"] and parts["driver"] == 5.5
     assert parts["outputs"] == found["outputs"]["host"]
-    assert sum(parts.values()) - parts["outputs"] == pytest.approx(found[OURS.name]["host"], abs=0.001)
-    assert "| a step |" in page_of({**json.loads((FOLDER / "host_cost.json").read_text()), "rows": {"a step": found}})
+    assert sum(parts.values()) - parts["outputs"] == pytest.approx(found[OURS.name]["host"], abs=0.03)
+    alone = found["split_alone"]
+    assert alone["guards"] == found["guards"]["alone"] and alone["driver"] == 7.5
+    assert alone["outputs"] == found["outputs"]["alone"]
+    assert sum(alone.values()) - alone["outputs"] == pytest.approx(found[OURS.name]["alone"], abs=0.03)
+    page = page_of({**json.loads((FOLDER / "host_cost.json").read_text()), "rows": {"a step": found}})
+    assert page.count("| a step |") == 5, "in all tables"
 
 
 def test_parts_are_timed_in_every_round_after_the_burst_that_counts(without_gpu: pytest.MonkeyPatch) -> None:
@@ -261,19 +371,40 @@ def test_parts_are_timed_in_every_round_after_the_burst_that_counts(without_gpu:
     without_gpu.setattr(host_cost, "launchers", launchers)
     row = host_cost.Row("a step", lambda: host_cost.double, lambda: [torch.randn(8)], drive, training=True)
     host_cost.measure(row, rounds=3)
-    plain = host_cost.BURST + 4 + 1
+    plain = host_cost.BURST + 4 + host_cost.SINGLES
+    parts = host_cost.BURST + host_cost.SINGLES
     in_round = [
         ("function", False, False, plain),
-        ("function", False, True, host_cost.BURST),
+        ("function", False, True, parts),
         ("stock", False, False, plain),
         ("ours", False, False, plain),
-        ("ours", True, False, host_cost.BURST),
+        ("ours", True, False, parts),
         ("Stopwatch", False, False, plain),
     ]
     settling = [(name, False, False, plain + host_cost.SETTLE) for name in ("function", "stock", "ours", "Stopwatch")]
     look = ("look", False, False, 1)
     runs = [(*one, len(list(calls))) for one, calls in itertools.groupby(seen)]
     assert runs == [*settling[:3], look, settling[3], *in_round * 3, look]
+
+
+def test_the_device_s_time_is_of_ours_and_of_the_replay_after_the_rounds(without_gpu: pytest.MonkeyPatch) -> None:
+    driven: list[str] = []
+
+    def drive(call: Any, inputs: Any) -> Any:
+        driven.append(getattr(call, "name", "another"))
+        return call_once(call, inputs)
+
+    def on_device(one: Any, sets: Any, host: float) -> dict[str, float]:
+        before = len(driven)
+        one(sets[0])
+        return {"device": host + 1, "driven": driven[before:]}
+
+    without_gpu.setattr(host_cost, "on_device", on_device)
+    row = host_cost.Row("a call", lambda: host_cost.double, lambda: [torch.randn(8)], drive)
+    found = host_cost.measure(row, rounds=2)
+    assert found[OURS.name]["driven"] == ["ours"] and found[host_cost.REPLAY.name]["driven"] == []
+    assert {name for name, one in found.items() if isinstance(one, dict) and "device" in one} == {"ours", "replay"}
+    assert all(found[name]["device"] == found[name]["alone"] + 1 for name in ("ours", "replay"))
 
 
 def test_launchers_of_a_row_are_found_and_timed(without_gpu: pytest.MonkeyPatch) -> None:
@@ -297,8 +428,9 @@ def test_a_graph_recorded_amid_the_rounds_leaves_the_parts_unknown(without_gpu: 
     without_gpu.setattr(host_cost, "launchers", lambda: next(looks))
     row = host_cost.Row("a call", lambda: host_cost.double, lambda: [torch.randn(8)])
     found = host_cost.measure(row, rounds=2)
-    assert "phases" not in found and "split" not in found and "host" in found["ours"]
-    page_of({**json.loads((FOLDER / "host_cost.json").read_text()), "rows": {"a call": found}})
+    assert not {"phases", "split", "phases_alone", "split_alone"} & set(found) and "host" in found["ours"]
+    page = page_of({**json.loads((FOLDER / "host_cost.json").read_text()), "rows": {"a call": found}})
+    assert "| a call | ours |" in page and "The parts of ours alone" not in page
 
 
 def test_rows_are_chosen_by_parts_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pygraph_inductor.driver.block_log import BlockLog, watched_blocks
-from pygraph_inductor.driver.libcuda import Copy, DriverError, Fill, Kernel, bindings, checked
+from pygraph_inductor.driver.captured_nodes import nodes_of
+from pygraph_inductor.driver.libcuda import DriverError, bindings, checked
 from pygraph_inductor.driver.protocol import (
     SMALL,
     CaptureFailed,
@@ -39,8 +39,6 @@ from pygraph_inductor.driver.table import CudaTable
 # torch's stubs do not know it; generated code allocates with it.
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
 
-
-Parameters = Kernel | Copy | Fill
 _NATIVE_KINDS = {NodeKind.KERNEL: 0, NodeKind.MEMCPY: 1, NodeKind.MEMSET: 2}  # launcher.c: enum NodeKind
 
 
@@ -51,23 +49,11 @@ class CudaGraph:
         self.closed = False
         self._graph = graph
         self._executable = 0
-        cu = bindings()
-        self._context = int(checked(cu.cuCtxGetCurrent()))
-        self._handles: list[int] = []
-        self._parameters: list[Parameters | None] = []
-        nodes: list[Node] = []
-        graphs = [cu.CUgraph(graph.raw_cuda_graph())]
-        for inner in graphs:  # grows by the child graphs that are found
-            for handle in _handles_of(inner):
-                node, parameters = _read_node(len(nodes), handle)
-                if node.kind is NodeKind.GRAPH:
-                    graphs.append(checked(cu.cuGraphChildGraphNodeGetGraph(handle)))
-                if inner is not graphs[0]:
-                    node, parameters = replace(node, updatable=False), None
-                nodes.append(node)
-                self._handles.append(int(handle))
-                self._parameters.append(parameters)
-        self.nodes: tuple[Node, ...] = tuple(nodes)
+        self._context = int(checked(bindings().cuCtxGetCurrent()))
+        read = nodes_of(graph.raw_cuda_graph())
+        self._handles = [one.handle for one in read]
+        self._parameters = [one.parameters for one in read]
+        self.nodes: tuple[Node, ...] = tuple(one.node for one in read)
 
     def instantiate(self) -> None:
         """Make it executable and put it on the device.
@@ -118,35 +104,6 @@ class CudaGraph:
         self.closed = True
         self._executable = 0
         self._graph.reset()
-
-
-def _handles_of(graph: Any) -> Sequence[Any]:
-    cu = bindings()
-    count = checked(cu.cuGraphGetNodes(graph, 0))[1]
-    return checked(cu.cuGraphGetNodes(graph, count))[0] if count else []
-
-
-def _read_node(index: int, handle: Any) -> tuple[Node, Parameters | None]:
-    node_type = checked(bindings().cuGraphNodeGetType(handle))
-    short = node_type.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
-    if short == "kernel":
-        kernel = Kernel(int(handle))
-        return Node(index, NodeKind.KERNEL, kernel.name, kernel.areas, kernel.identity), kernel
-    if short == "memcpy":
-        copy = Copy(int(handle))
-        if copy.is_flat_device_copy:
-            return Node(index, NodeKind.MEMCPY, copy.name, copy.areas, copy.identity), copy
-        return Node(index, NodeKind.OTHER, "memcpy with a host side"), None
-    if short == "memset":
-        fill = Fill(int(handle))
-        return Node(index, NodeKind.MEMSET, fill.name, fill.areas, fill.identity), fill
-    if short == "empty":
-        return Node(index, NodeKind.EMPTY, short), None
-    if short == "graph":
-        return Node(index, NodeKind.GRAPH, NodeKind.GRAPH.value), None
-    # What is in the bodies of conditions only new drivers tell (cuGraphNodeGetParams): everything there gets fixed
-    # addresses.
-    return Node(index, NodeKind.OTHER, short), None
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ class NodeKind(enum.Enum):
     MEMSET = "memset"
     EMPTY = "empty"
     GRAPH = "child graph"  # its nodes are among the others
+    CONDITIONAL = "conditional node"  # so are those of its bodies, all of them
     OTHER = "other"
 
 
@@ -100,8 +101,9 @@ class Node:
     that hold the addresses. Other kinds: no areas. `identity` is everything else that two
     captures of the same work must agree on (function, launch shape, bytes).
 
-    A node inside a child graph comes after all that are not. It is not `updatable`: CUDA can tell an executable graph
-    new parameters of its own nodes only.
+    A node inside a child graph or the body of a conditional node comes after all that are not. It is not `updatable`:
+    CUDA can tell an executable graph new parameters of its own nodes only. `conditional`: it is inside such a body, and
+    a replay may come to it though the one that was verified did not.
     """
 
     index: int
@@ -110,6 +112,7 @@ class Node:
     areas: tuple[Area, ...] = ()
     identity: tuple[Any, ...] = ()
     updatable: bool = True
+    conditional: bool = False
 
 
 # The kernel's name and its launch's arguments -> for the arguments that shall be indirect, by position, the entry of a
@@ -263,7 +266,7 @@ class Driver(Protocol):
         """
 
     def nodes_so_far(self) -> int:
-        """How many nodes the capture that is under way has, those inside child graphs not counted.
+        """How many nodes the capture that is under way has, those inside child graphs and bodies not counted.
 
         Only inside the body of `capture`.
         """

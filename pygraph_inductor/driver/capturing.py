@@ -125,6 +125,10 @@ class Faults:
     unknown: Callable[[str], bool] = _never
     # (name of the node): it is inside a child graph.
     inside: Callable[[str], bool] = _never
+    # (name of the node): it is in the body of a conditional node, and replays come to it while `taken` says so. If it
+    # is of a type that we do not know besides, it stands for a conditional node whose body nobody can look into.
+    conditional: Callable[[str], bool] = _never
+    taken: bool = True
     # (the node): the device does not accept new parameters for it.
     refuses: Callable[[Node], bool] = _never
     # (name of the operator) -> bytes that it allocates, writes to and drops before it allocates what it returns.

@@ -27,6 +27,7 @@ from pygraph_inductor.driver.protocol import (
     ChooseEntries,
     NativeGraph,
     Node,
+    NodeKind,
     RandomState,
     Reservation,
     Stopwatch,
@@ -56,6 +57,7 @@ class SimulatedGraph:
         self._pool: Any | None = pool
         self._faults = faults
         self._instantiated = False
+        self._in_body = [faults.conditional(launch.name) for launch in self._launches]
         self.nodes: tuple[Node, ...] = tuple(
             Node(
                 index,
@@ -63,9 +65,10 @@ class SimulatedGraph:
                 launch.name,
                 tuple(map(Area, launch.areas)),
                 launch.identity,
-                not faults.inside(launch.name),
+                not (in_body or faults.inside(launch.name)),
+                in_body and launch.kind is not NodeKind.OTHER,
             )
-            for index, launch in enumerate(self._launches)
+            for index, (launch, in_body) in enumerate(zip(self._launches, self._in_body, strict=True))
         )
         self._contents = [launch.areas for launch in self._launches]
         # What a replay runs, per node; made from the contents by the first replay after they changed.
@@ -93,7 +96,7 @@ class SimulatedGraph:
         try:
             with undisturbed():
                 for index, work in enumerate(self._work):
-                    if index in self._disabled:
+                    if index in self._disabled or (self._in_body[index] and not self._faults.taken):
                         continue
                     if work is None:
                         work = self._work[index] = self._launches[index].bind(self._contents[index])

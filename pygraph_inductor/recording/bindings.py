@@ -8,7 +8,7 @@ is made of a slot's movement in any other way is not explained, and then no word
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pygraph_inductor.driver.protocol import Area, Node, NodeKind
@@ -43,10 +43,16 @@ class _Unexplained(Exception):
     pass
 
 
-def find_bindings(first: Sequence[Node], second: Sequence[Node], movement: Movement) -> Found:
-    """Compare two captures of the same work. Binding positions refer to the nodes of `second`."""
+def find_bindings(
+    first: Sequence[Node], second: Sequence[Node], movement: Movement, open_kernels: Collection[str] = ()
+) -> Found:
+    """Compare two captures of the same work. Binding positions refer to the nodes of `second`.
+
+    `open_kernels`: the names of kernels that are known to have every address that they use among their parameters.
+    """
     try:
         _same_structure(first, second)
+        _nothing_hidden(second, open_kernels)
         search = _Search(movement)
         for before, after in zip(first, second, strict=True):
             for number, (old, new) in enumerate(zip(before.areas, after.areas, strict=True)):
@@ -62,10 +68,18 @@ def _same_structure(first: Sequence[Node], second: Sequence[Node]) -> None:
     for before, after in zip(first, second, strict=True):
         if after.kind is NodeKind.OTHER:
             raise _Unexplained(f"a {after.name} node")
-        if (before.kind, before.identity) != (after.kind, after.identity):
+        if (before.kind, before.conditional, before.identity) != (after.kind, after.conditional, after.identity):
             raise _Unexplained(f"two captures differ at node {after.index}: {before.name} and {after.name}")
         if [area.size for area in before.areas] != [area.size for area in after.areas]:
             raise _Unexplained(f"{after.name} has parameters of different sizes in two captures")
+
+
+def _nothing_hidden(nodes: Sequence[Node], open_kernels: Collection[str]) -> None:
+    """Verification finds addresses that are kept outside of parameters only where the verified replay comes by."""
+    for node in nodes:
+        is_open = node.kind is NodeKind.KERNEL and node.name in open_kernels
+        if node.conditional and not is_open and node.kind not in (NodeKind.EMPTY, NodeKind.CONDITIONAL):
+            raise _Unexplained(f"a {node.name} node in the body of a conditional node")
 
 
 class _Search:

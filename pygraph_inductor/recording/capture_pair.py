@@ -102,7 +102,8 @@ def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captur
     nodes = (first.graph.nodes, second.graph.nodes)
     # Where all slots are copied, nobody but the copies was given an address that moved, so other nodes may be anything.
     asked = nodes if any(number not in work.copied for number in moving) else (_copies(nodes[0]), _copies(nodes[1]))
-    found = find_bindings(*asked, Movement(first.addresses, second.addresses, spans))
+    open_kernels = work.indirection.open_kernels() if work.indirection is not None else ()
+    found = find_bindings(*asked, Movement(first.addresses, second.addresses, spans), open_kernels)
     if found.unexplained is not None:
         return Pair(second, found, ())
     by_slot = list(found.by_slot)
@@ -122,7 +123,7 @@ def _compared(work: Work, moving: Sequence[int], first: Captured, second: Captur
 
 
 def _copies(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if node.kind is NodeKind.MEMCPY]
+    return [node for node in nodes if node.kind is NodeKind.MEMCPY and node.updatable]
 
 
 def _only_in(bindings: Sequence[Binding], node: int) -> bool:

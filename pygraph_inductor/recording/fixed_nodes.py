@@ -1,7 +1,7 @@
-"""Slots whose addresses are in nodes that cannot be told others: those of child graphs.
+"""Slots whose addresses are in nodes that cannot be told others: those of child graphs and of conditional bodies.
 
 Such a slot is found in a table, where all these nodes are kernels that have twins. Else the graph copies it, so that
-only a copy in front of the child graph ever hears of an address that moves.
+only a copy in front of the inner graph ever hears of an address that moves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def with_fixed(wanted: Wanted, fixed: Collection[int], watched: Watching, copyab
         wanted,
         places=(wanted.places | tabled) - copied,
         copied=(wanted.copied - tabled) | copied,
-        why=f"{wanted.why}; child graphs mention {len(fixed)} of its slots, and nothing there can be patched",
+        why=f"{wanted.why}; graphs inside it mention {len(fixed)} of its slots, and nothing there can be patched",
     )
 
 

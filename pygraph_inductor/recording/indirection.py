@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pygraph_inductor.driver.protocol import Driver, PointerTable, Twins
+from pygraph_inductor.driver.protocol import TWIN, Driver, PointerTable, Twins
 from pygraph_inductor.driver.thread_globals import meaning
 
 
@@ -22,6 +22,9 @@ class Indirection(Protocol):
 
     def during(self, namespace: dict[str, Any], driver: Driver, stand_ins: Sequence[torch.Tensor]) -> Any:
         """A context manager around the captured function. `stand_ins`: one tensor per place."""
+
+    def open_kernels(self) -> frozenset[str]:
+        """The nodes of kernels that have, or are to have, a twin, by name: what such a kernel uses, it is given."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ class Watching:
         with meaning(namespace, self.twins.meanings(note)):
             yield
 
+    def open_kernels(self) -> frozenset[str]:
+        return frozenset(launch.kernel for launch in self.launches)
+
 
 @dataclass(frozen=True)
 class Steering:
@@ -88,6 +94,9 @@ class Steering:
 
         with meaning(namespace, self.twins.meanings(choose)):
             yield
+
+    def open_kernels(self) -> frozenset[str]:
+        return frozenset(kernel + TWIN for kernel in self.arguments)
 
 
 def _slots_among(args: Sequence[Any], places: Mapping[int, int]) -> dict[int, int]:

@@ -376,7 +376,7 @@ def _try_with(
 ) -> Recording | Prepared | Failure:
     """A recording that copies `staged` before it launches its graph, whose nodes copy `copied`; or a failure.
 
-    Or, while launches were only watched, or twins are not enough for a child graph, how it should be captured again.
+    Or, while launches were only watched, or twins are not enough for an inner graph, how it should be captured again.
     `earlier` closes the graphs that are given up.
     """
     prepared = indirection if isinstance(indirection, Prepared) else None
@@ -408,7 +408,7 @@ def _try_with(
         if fixed:
             earlier.callback(captured.graph.close)
             names = ", ".join(sorted(set(fixed.values())))
-            return Failure(f"nodes inside a child graph hold addresses of tensors: {names}", frozenset(fixed))
+            return Failure(f"nodes of graphs inside it hold addresses of tensors: {names}", frozenset(fixed))
         indirect = prepared.places if prepared else frozenset()
         plan = _plan(work, request, captured, pair.found, staged, indirect)
         player = Player(plan, captured.graph, work.driver, staging, inside)

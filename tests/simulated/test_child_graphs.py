@@ -132,7 +132,7 @@ def test_slot_that_only_some_kernels_of_a_child_graph_can_find_is_copied_and_the
     recording = only(function)
     assert engines(recording) == [Engine.COPY] + [Engine.INDIRECT] * 4
     assert recording.log.nodes["memcpy"] == 1 and recording.log.twins == 3 and not caplog.records
-    assert recording.log.why.endswith("; child graphs mention 5 of its slots, and nothing there can be patched")
+    assert recording.log.why.endswith("; graphs inside it mention 5 of its slots, and nothing there can be patched")
 
 
 @pytest.mark.parametrize("engine", ["auto", "indirect"])
@@ -186,7 +186,9 @@ def test_written_input_that_another_one_shows_is_not_copied(caplog: pytest.LogCa
         (want,) = function.run([other[:8], other[4:]])
         assert torch.equal(function(*mine)[0], want) and torch.equal(mine[0]._base, other)  # type: ignore[arg-type]
     assert not function.recordings
-    assert "inside a child graph hold addresses of tensors: aten.sin_.default; it runs without a graph" in caplog.text
+    assert (
+        "nodes of graphs inside it hold addresses of tensors: aten.sin_.default; it runs without a graph" in caplog.text
+    )
 
 
 def test_output_that_an_operator_allocates_and_a_child_graph_writes_is_copied(caplog: pytest.LogCaptureFixture) -> None:

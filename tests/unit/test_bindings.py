@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 from pygraph_inductor.driver.protocol import Area, Node, NodeKind
 from pygraph_inductor.recording.bindings import Found, Movement, find_bindings
@@ -87,3 +88,42 @@ def test_an_unknown_node_is_named() -> None:
     unknown = Node(0, NodeKind.OTHER, "conditional")
     result = find_bindings([unknown], [unknown], MOVEMENT)
     assert result.unexplained == "a conditional node"
+
+
+def in_a_body(node: Node) -> Node:
+    return replace(node, updatable=False, conditional=True)
+
+
+def compared(first: Node, second: Node, *open_kernels: str) -> Found:
+    return find_bindings([first], [second], MOVEMENT, open_kernels)
+
+
+def test_an_open_kernel_in_the_body_of_a_conditional_node_is_like_any_other() -> None:
+    result = compared(in_a_body(kernel(FIRST[0], name="ours")), in_a_body(kernel(SECOND[0], name="ours")), "ours")
+    assert result.unexplained is None and places(result) == [[(0, 0)], []]
+
+
+def test_what_else_is_in_such_a_body_may_hide_addresses() -> None:
+    node = in_a_body(kernel(7, name="theirs"))
+    assert compared(node, node, "ours").unexplained == "a theirs node in the body of a conditional node"
+    assert compared(node, node).unexplained
+    for kind in (NodeKind.MEMCPY, NodeKind.MEMSET, NodeKind.GRAPH):
+        node = in_a_body(Node(0, kind, "ours"))
+        assert compared(node, node, "ours").unexplained == "a ours node in the body of a conditional node"
+
+
+def test_empty_and_conditional_nodes_of_a_body_hide_nothing() -> None:
+    for kind in (NodeKind.EMPTY, NodeKind.CONDITIONAL):
+        node = in_a_body(Node(0, kind, kind.value))
+        assert compared(node, node).unexplained is None
+
+
+def test_a_node_that_is_in_a_body_in_one_capture_only_is_not_compared() -> None:
+    node = kernel(7, name="ours")
+    assert compared(in_a_body(node), node, "ours").unexplained
+    assert compared(node, in_a_body(node), "ours").unexplained
+
+
+def test_conditional_nodes_with_other_bodies_are_not_compared() -> None:
+    first, second = (Node(0, NodeKind.CONDITIONAL, "conditional node", (), ("IF", count)) for count in (1, 2))
+    assert compared(first, second).unexplained and not compared(first, first).unexplained

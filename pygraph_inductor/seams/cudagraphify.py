@@ -29,7 +29,7 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         if reason := declines.of_process():
             declines.note(reason)
             return original(model, static_input_idxs, **kwargs)
-        declared = _declared(static_input_idxs, kwargs)
+        declared = _declared(model, static_input_idxs, kwargs)
         if kwargs.get("kernel_free_cudagraph"):
             return _without_kernels(model, declared, compilation)
         try:
@@ -42,8 +42,9 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     return cudagraphify
 
 
-def _declared(static_input_idxs: Sequence[int], kwargs: dict[str, Any]) -> describe.Declared:
+def _declared(model: Callable[..., Any], static_input_idxs: Sequence[int], kwargs: dict[str, Any]) -> describe.Declared:
     graph = visit.graph()
+    aligned, inner = describe.aligned_inputs(graph, getattr(model, "__name__", "call"))
     return describe.Declared(
         kind=describe.kind_of(kwargs["is_inference"], kwargs["is_backward"]),
         device=torch.device("cuda", kwargs["device_index"]),
@@ -53,6 +54,8 @@ def _declared(static_input_idxs: Sequence[int], kwargs: dict[str, Any]) -> descr
         graph_id=graph.fx_kwargs.get("graph_id") if graph is not None else None,
         source_code=getattr(graph, "source_code", None),
         pieces=len(getattr(graph, "partition_maps", None) or ()),
+        aligned_inputs=aligned,
+        inner_inputs=inner,
     )
 
 

@@ -38,6 +38,10 @@ class Declared:
     # The module's text, where the compiled graph is at hand; else it is read from the module's file.
     source_code: str | None = None
     pieces: int = 1  # functions that the graph was cut into
+    # Of the function's inputs, those that generated code takes for aligned, and those that are not the graph's, of which
+    # that is not known; None where the compiled graph does not tell.
+    aligned_inputs: frozenset[int] | None = None
+    inner_inputs: frozenset[int] = frozenset()
 
 
 def kind_of(is_inference: bool, is_backward: bool) -> str:
@@ -171,13 +175,39 @@ def _texts(source: str | None) -> dict[str, FunctionText]:
 
 
 def _checked_inputs(declared: Declared) -> Callable[[Sequence[Any]], Sequence[int]] | frozenset[int]:
-    """Stock decides with the first call's inputs which ones it must realign (GPU tensors only)."""
+    """Which tensors must be realigned: those that the code was compiled to find aligned.
+
+    The inputs of the first call do not tell: theirs may be aligned by chance, where the code expects any address, or
+    not, where it does not. Only what one partition hands another is judged by them, as stock graphs judge everything.
+    """
     if declared.device.type == "cpu":
         return frozenset()
+    if declared.aligned_inputs is not None and not declared.inner_inputs:
+        return declared.aligned_inputs
     from torch._inductor import compile_fx
 
-    static = tuple(declared.static_inputs)
-    return lambda inputs: compile_fx.get_input_idxs_to_check(inputs, static)
+    static, known, inner = tuple(declared.static_inputs), declared.aligned_inputs, declared.inner_inputs
+
+    def checked(inputs: Sequence[Any]) -> Sequence[int]:
+        found = compile_fx.get_input_idxs_to_check(inputs, static)
+        return found if known is None else sorted(known | inner.intersection(found))
+
+    return checked
+
+
+def aligned_inputs(graph: Any, function: str) -> tuple[frozenset[int] | None, frozenset[int]]:
+    """`Declared.aligned_inputs` and `inner_inputs` for one function of a CompiledFxGraph."""
+    checked = getattr(graph, "inputs_to_check", None)
+    if checked is None:
+        return None, frozenset()
+    maps = getattr(graph, "partition_maps", None)
+    if not maps:
+        return frozenset(checked), frozenset()
+    mapping = next((one.input_index_mapping for one in maps if f"partition_{one.id}" == function), None)
+    if mapping is None:
+        return None, frozenset()
+    inner = frozenset(position for position, of_graph in enumerate(mapping) if of_graph is None)
+    return frozenset(position for position, of_graph in enumerate(mapping) if of_graph in checked), inner
 
 
 def _capture_sizes() -> tuple[Any, ...] | None:

@@ -7,6 +7,7 @@ loaded with stubs in place of its kernels. So everything up to the first launch 
 from __future__ import annotations
 
 import contextlib
+import math
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -194,12 +195,18 @@ def caught(folder: str) -> Iterator[Generated]:
 
 
 def tensors(mode: FakeTensorMode, specs: Sequence[Any]) -> list[Any]:
-    """Fake inputs: a shape means float32 on the device, a dict is passed to `torch.empty`, numbers stay numbers."""
+    """Fake inputs: a shape means float32 on the device, a dict is passed to `torch.empty`, numbers stay numbers.
+
+    "offset" in a dict: so many elements behind the beginning of its memory.
+    """
     inputs: list[Any] = []
     with mode:
         for spec in specs:
             if isinstance(spec, (int, float, numpy.generic)):
                 inputs.append(spec)
+            elif isinstance(spec, dict) and "offset" in spec:
+                size, offset = spec["size"], spec["offset"]
+                inputs.append(torch.empty(offset + math.prod(size), device="cuda:0")[offset:].view(size))
             elif isinstance(spec, dict):
                 make = torch.empty_strided if "stride" in spec else torch.empty
                 inputs.append(make(**{"device": "cuda:0", **spec}))

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pygraph_inductor
 from pygraph_inductor import settings
@@ -14,7 +15,7 @@ from pygraph_inductor.driver import devices
 from pygraph_inductor.seams import declines, describe
 from pygraph_inductor.seams.compilation import from_knobs, going_on
 
-from .fake_cuda import compile_module, generate
+from .fake_cuda import compile_module, generate, tensors
 from .recorder import Recorder, in_place_of_recording
 from .test_wrapper import over_the_host
 
@@ -96,16 +97,46 @@ def test_kind_is_told(recorder, tmp_path, how, kind):
     assert recorder.only.kind == kind
 
 
+def fakes(*offsets: int) -> list[torch.Tensor]:
+    """Inputs of a call, each so many elements behind the beginning of its memory."""
+    return tensors(FakeTensorMode(), [{"size": (64, 64), "offset": offset} for offset in offsets])
+
+
+def checked(facts, *offsets: int) -> set[int]:
+    """The positions that are aligned by a function whose first call has such inputs."""
+    found = facts.checked_inputs
+    return set(found(fakes(*offsets)) if callable(found) else found)
+
+
 def test_checked_inputs_are_what_inductor_wants_aligned(recorder, tmp_path):
     from torch._inductor.compile_fx import get_input_idxs_to_check
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     generate(lambda x, y: (x + y.sum(),), (64, 64), (64, 64), folder=tmp_path, static_input_idxs=(1,))
     assert names(recorder.only, recorder.only.static_inputs) == {"y_1"}
-    with FakeTensorMode():
-        inputs = [torch.empty(64, 64, device="cuda:0") for _ in range(2)]
     static = tuple(recorder.only.static_inputs)
-    assert list(recorder.only.checked_inputs(inputs)) == list(get_input_idxs_to_check(inputs, static))
+    assert checked(recorder.only, 0, 0) == set(get_input_idxs_to_check(fakes(0, 0), static))
+
+
+@pytest.mark.parametrize("partition", [True, False])
+@pytest.mark.parametrize("first", [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_checked_inputs_are_those_of_the_code_whatever_the_first_call_has(recorder, tmp_path, first, partition):
+    """Code for any address gets no copies, and code for aligned ones never sees another."""
+    specs, options = [{"size": (64, 64), "offset": 1}, (64, 64)], {"graph_partition": partition}
+    generate(lambda x, y: (x + y.sum(),), *specs, folder=tmp_path, options=options)
+    assert names(recorder.only, checked(recorder.only, *first)) == {"y_1"}
+
+
+def test_what_a_partition_gets_from_another_is_judged_by_the_first_call(recorder, tmp_path):
+    generate(over_the_host, (64, 64), folder=tmp_path)
+    first, second = recorder.facts
+    assert checked(first, 1) == {0}, "the graph's own"
+    assert len(second.checked_inputs(fakes(0, 0))) == 2 and list(second.checked_inputs(fakes(1, 0))) == [1]
+
+
+def test_graph_that_does_not_tell_is_judged_by_the_first_call(recorder, tmp_path, monkeypatch):
+    monkeypatch.setattr(describe, "aligned_inputs", lambda graph, function: (None, frozenset()))
+    generate(lambda x: (x.sin(),), (64, 64), folder=tmp_path)
+    assert checked(recorder.only, 0) == {0} and checked(recorder.only, 1) == set()
 
 
 def test_options_about_dynamic_shapes_are_passed_on(recorder, tmp_path):

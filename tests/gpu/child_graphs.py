@@ -13,15 +13,29 @@ from pygraph_inductor.driver.libcuda import bindings, checked
 
 def add_child(graph: Any) -> None:
     """Go on with a graph (a `CUgraph`, of which CUDA makes a copy)."""
+    outer, before = under_way()
+    go_on_after(checked(bindings().cuGraphAddChildGraphNode(outer, before, len(before), graph)))
+
+
+def under_way() -> tuple[Any, list[Any]]:
+    """The graph that the current stream is captured into, and the nodes that its next one comes after."""
+    cu = bindings()
+    found = checked(cu.cuStreamGetCaptureInfo(torch.cuda.current_stream().cuda_stream))
+    graph = next(value for value in found if isinstance(value, cu.CUgraph))
+    return graph, list(next(value for value in found if isinstance(value, (list, tuple))))
+
+
+def go_on_after(node: Any) -> None:
+    """What the current stream is given next comes after this node."""
     cu = bindings()
     stream = torch.cuda.current_stream().cuda_stream
-    under_way = checked(cu.cuStreamGetCaptureInfo(stream))
-    outer = next(value for value in under_way if isinstance(value, cu.CUgraph))
-    before = next(value for value in under_way if isinstance(value, (list, tuple)))
-    child = checked(cu.cuGraphAddChildGraphNode(outer, list(before), len(before), graph))
     only = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
-    edge = [] if int(cu.CUDA_VERSION) < 13000 else [None]
-    checked(cu.cuStreamUpdateCaptureDependencies(stream, [child], *edge, 1, int(only)))
+    checked(cu.cuStreamUpdateCaptureDependencies(stream, [node], *no_edges(), 1, int(only)))
+
+
+def no_edges() -> list[None]:
+    """The argument for edges that CUDA 13 has behind the one for nodes."""
+    return [] if int(bindings().CUDA_VERSION) < 13000 else [None]
 
 
 @contextlib.contextmanager

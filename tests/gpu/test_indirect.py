@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -398,7 +399,7 @@ def test_kernels_in_a_child_graph_read_the_table(engine: str) -> None:
         before = recorded_functions()
         call(randn(300, 300), randn(300, 300))
         (newest,) = (one for one in recorded_functions() if not any(one is old for old in before))
-        launch_in_a_child_graph(newest)
+        launch_inside(child_graph, newest)
         agree(call, lambda _: (randn(300, 300), randn(300, 300)), replays=CALLS - 2)
     expect_twins(2)
     (recording,) = [one for one in recordings() if any(map(is_twin, names(one)))]
@@ -412,14 +413,14 @@ def recorded_functions() -> list[RecordedFunction]:
     return [one for one in gc.get_objects() if type(one) is RecordedFunction]
 
 
-def launch_in_a_child_graph(function: RecordedFunction) -> None:
-    """Let its captures put all its kernels there."""
+def launch_inside(graph: Callable[[], AbstractContextManager[torch.cuda.Stream]], function: RecordedFunction) -> None:
+    """Let its captures put all its kernels into such a graph inside theirs."""
     run, namespace = function._run, function._facts.namespace
 
     def inside(inputs: list[Any]) -> Any:
         if not torch.cuda.is_current_stream_capturing():
             return run(inputs)
-        with child_graph() as stream, mock.patch.dict(namespace, get_raw_stream=lambda _: stream.cuda_stream):
+        with graph() as stream, mock.patch.dict(namespace, get_raw_stream=lambda _: stream.cuda_stream):
             return run(inputs)
 
     function._run = inside

@@ -28,16 +28,21 @@ def indifferent(nodes: Sequence[Node], kernels: Collection[str]) -> frozenset[st
     return frozenset(kernels) | ({TABLE_WRITER} if twins <= set(kernels) else set())
 
 
-def needed(bindings: Sequence[Binding], nodes: Sequence[Node], kernels: Collection[str], otherwise: int) -> int:
+def needed(
+    bindings: Sequence[Binding],
+    nodes: Sequence[Node],
+    kernels: Collection[str],
+    otherwise: int,
+    generated: int | None = None,
+) -> int:
     """Bytes: a new address may differ from the captured one by multiples of it.
 
-    `kernels`: as `indifferent` says. `otherwise`: for every other kind of word.
+    `kernels`: as `indifferent` says; what they want is `generated`, by default `KERNEL_ALIGNMENT`. `otherwise`: for
+    every other kind of word.
     """
-    return (
-        KERNEL_ALIGNMENT
-        if bindings and all(_is_triton(one, nodes[one.node], kernels) for one in bindings)
-        else otherwise
-    )
+    if not bindings or not all(_is_triton(one, nodes[one.node], kernels) for one in bindings):
+        return otherwise
+    return KERNEL_ALIGNMENT if generated is None else generated
 
 
 def _is_triton(binding: Binding, node: Node, kernels: Collection[str]) -> bool:

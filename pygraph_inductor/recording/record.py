@@ -527,7 +527,8 @@ def _plan(
         if place.is_output:
             slot_of_buffer[place.source] = number
         bindings = found.by_slot[number]
-        aligned = needed(bindings, captured.graph.nodes, kernels, work.driver.alignment)
+        anywhere = not written and place.source in work.facts.anywhere_inputs
+        aligned = needed(bindings, captured.graph.nodes, kernels, work.driver.alignment, 1 if anywhere else None)
         residue = place.residue % aligned
         slots.append(Slot(place.source, place.is_output, place.layout, engine, aligned, residue, written, bindings))
     returned, layouts = made_as_returned(returned_values(work, captured), [buffer.layout for buffer in work.buffers])

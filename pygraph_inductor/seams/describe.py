@@ -38,8 +38,8 @@ class Declared:
     # The module's text, where the compiled graph is at hand; else it is read from the module's file.
     source_code: str | None = None
     pieces: int = 1  # functions that the graph was cut into
-    # Of the function's inputs, those that generated code takes for aligned, and those that are not the graph's, of which
-    # that is not known; None where the compiled graph does not tell.
+    # Of its inputs, those that generated code takes for aligned, and those that are not the graph's own, of which
+    # nobody says so; None where the compiled graph does not tell.
     aligned_inputs: frozenset[int] | None = None
     inner_inputs: frozenset[int] = frozenset()
 
@@ -78,6 +78,7 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
         mutated_inputs=frozenset(declared.mutated_inputs),
         reused_inputs=text.reused if text else frozenset(),
         checked_inputs=_checked_inputs(declared),
+        anywhere_inputs=_anywhere_inputs(declared, len(text.inputs) if text else 0),
         visible_outputs=None if visible is None else frozenset(visible),
         namespace=namespace,
         triton_kernels=text.kernels if text else frozenset(),
@@ -193,6 +194,13 @@ def _checked_inputs(declared: Declared) -> Callable[[Sequence[Any]], Sequence[in
         return found if known is None else sorted(known | inner.intersection(found))
 
     return checked
+
+
+def _anywhere_inputs(declared: Declared, count: int) -> frozenset[int]:
+    """Of so many inputs those that the code expects at any address. Static ones it knows to be aligned."""
+    if declared.aligned_inputs is None:
+        return frozenset()
+    return frozenset(range(count)) - declared.aligned_inputs - declared.inner_inputs - frozenset(declared.static_inputs)
 
 
 def aligned_inputs(graph: Any, function: str) -> tuple[frozenset[int] | None, frozenset[int]]:

@@ -124,6 +124,13 @@ def test_checked_inputs_are_those_of_the_code_whatever_the_first_call_has(record
     specs, options = [{"size": (64, 64), "offset": 1}, (64, 64)], {"graph_partition": partition}
     generate(lambda x, y: (x + y.sum(),), *specs, folder=tmp_path, options=options)
     assert names(recorder.only, checked(recorder.only, *first)) == {"y_1"}
+    assert names(recorder.only, recorder.only.anywhere_inputs) == {"x_1"}
+
+
+def test_static_inputs_are_not_expected_anywhere(recorder, tmp_path):
+    """The code knows them to be aligned, and nobody checks."""
+    generate(lambda x, y: (x + y.sum(),), (64, 64), (64, 64), folder=tmp_path, static_input_idxs=(0, 1))
+    assert checked(recorder.only, 0, 0) == set() == recorder.only.anywhere_inputs
 
 
 def test_what_a_partition_gets_from_another_is_judged_by_the_first_call(recorder, tmp_path):
@@ -131,6 +138,7 @@ def test_what_a_partition_gets_from_another_is_judged_by_the_first_call(recorder
     first, second = recorder.facts
     assert checked(first, 1) == {0}, "the graph's own"
     assert len(second.checked_inputs(fakes(0, 0))) == 2 and list(second.checked_inputs(fakes(1, 0))) == [1]
+    assert not first.anywhere_inputs and not second.anywhere_inputs
 
 
 def test_graph_that_does_not_tell_is_judged_by_the_first_call(recorder, tmp_path, monkeypatch):

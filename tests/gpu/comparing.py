@@ -80,6 +80,8 @@ def two_ways(cudagraphify: Callable[..., Any]) -> Callable[..., Any]:
             if _plain:
                 if aligned is None:  # as Inductor aligns them where it uses no graphs
                     checked = compile_fx.get_input_idxs_to_check(inputs, static_input_idxs)
+                    if facts["is_backward"]:  # compiled before anybody knows its inputs: they do not tell what for
+                        checked = [number for number, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
                     aligned = align_inputs_from_check_idxs(model, checked, set(facts.get("mutated_input_idxs", ())))
                 outputs = aligned(inputs)
             else:

@@ -306,6 +306,29 @@ def test_rows_are_read_where_they_are() -> None:
     counting.expect(replays=20)
 
 
+def test_code_that_was_compiled_for_any_address_gets_no_copies() -> None:
+    """Whatever the first call has: here the code is compiled for a view, and then replayed for aligned tensors, too."""
+    rows = randn(64, 11)  # of 44 bytes
+    call, counting = compiled(lambda row: (row.sin() * 2 + row, row.sum())), Counting()
+    agree(call, lambda number: (rows.normal_()[number + 1],), calls=40)
+    [function] = counting.functions
+    assert [one.staged for one in function.recordings] == [0], counting
+    counting.expect(replays=20)
+
+
+def test_code_that_was_compiled_for_aligned_tensors_never_gets_another() -> None:
+    """Not even in the first call: a gradient may be a view where the backward was compiled for a whole tensor."""
+
+    def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x.requires_grad_()
+            (found,) = torch.autograd.grad(call(x), x, gradient)
+        return found
+
+    call = compiled(lambda x: (x.sin() * x).exp())
+    agree(step, lambda number: (randn(1024), randn(1100)[number % 3 + 1 :][:1024]), calls=9)
+
+
 def test_misaligned_input_changed_in_place() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)

@@ -251,6 +251,33 @@ def test_recorded_at_some_multiple_of_16_bytes(native):
     assert staged_at(HandWritten(body, native=native, **TRITON), (5, 5, 5, 9, 1, 4, 5)) == 1  # 4 bytes behind, always
 
 
+def test_generated_kernels_that_were_compiled_for_any_address_want_none(native):
+    """As long as they only read: what else is compiled for the memory that they write, nobody says."""
+
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x)
+        return (out,)
+
+    anywhere = dict(anywhere_inputs=frozenset({0}), native=native, **TRITON)
+    offsets = (1, 1, 1, 0, 4, 7, 2, 51)
+    ours = HandWritten(body, **anywhere)
+    assert staged_at(ours, offsets) == 0
+    assert ours.log.replays == 6 and (ours.recordings[0].python_replays == 0) is (native and IN_C)
+    assert staged_at(HandWritten(body, **{**anywhere, "anywhere_inputs": frozenset({1})}), offsets) == 5
+    written = HandWritten(body, **anywhere, mutated_inputs=frozenset({0}))
+    assert staged_at(written, offsets) == 5
+
+
+def test_one_library_kernel_is_enough_to_want_more_whatever_the_others_were_compiled_for(native):
+    def body(names, x):
+        out = names["empty_strided_cpu"]((8,), (1,), F32)
+        names["cpp_fused_0"](out, x)
+        return (out, torch.ops.aten.mul.Tensor(x, 2))
+
+    assert staged_at(HandWritten(body, native=native, anywhere_inputs=frozenset({0}), **TRITON), (0, 0, 0, 4, 0)) == 1
+
+
 def test_one_library_kernel_is_enough_to_want_more(native):
     def body(names, x):
         out = names["empty_strided_cpu"]((8,), (1,), F32)

@@ -42,6 +42,13 @@ def test_every_word_must_be_a_generated_kernels_pointer(name: str) -> None:
     assert needed(words(*free, name, *free), nodes, kernels, 256) == (16 if name in free else 256)
 
 
+def test_kernels_for_any_address_leave_a_slot_free_and_nobody_else_does() -> None:
+    nodes = list(NODES.values())
+    kernels = indifferent(nodes, KERNELS)
+    wanted = [needed([Binding(number, 1, 0, 0)], nodes, kernels, 256, 1) for number in range(len(nodes))]
+    assert wanted == [1] * 3 + [256] * (len(nodes) - 3)
+
+
 @pytest.mark.parametrize(("twins", "wanted"), [((), 16), (("fused_0",), 16), (("fused_0", "fused_7"), 256)])
 def test_table_is_as_particular_as_the_twins_that_read_it(twins: tuple[str, ...], wanted: int) -> None:
     """Each of them: which twin reads which entry is not looked at."""

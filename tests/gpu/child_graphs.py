@@ -38,11 +38,17 @@ def no_edges() -> list[None]:
     return [] if int(bindings().CUDA_VERSION) < 13000 else [None]
 
 
+def another_stream() -> torch.cuda.Stream:
+    """Not the current one: torch has a few dozen streams, and gives them out again and again."""
+    current = torch.cuda.current_stream()
+    return next(stream for stream in iter(torch.cuda.Stream, None) if stream != current)
+
+
 @contextlib.contextmanager
 def child_graph() -> Iterator[torch.cuda.Stream]:
     """What is launched on the stream that this gives is in a child graph afterwards."""
     cu = bindings()
-    side = torch.cuda.Stream()
+    side = another_stream()
     checked(cu.cuStreamBeginCapture(side.cuda_stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
     try:
         yield side

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pygraph_inductor.driver.libcuda import bindings, checked
-from tests.gpu.child_graphs import go_on_after, no_edges, under_way
+from tests.gpu.child_graphs import another_stream, go_on_after, no_edges, under_way
 
 
 def add_conditional(
@@ -33,7 +33,7 @@ def add_conditional(
 def captured_into(graph: Any) -> Iterator[torch.cuda.Stream]:
     """What is launched on the stream that this gives is in the graph afterwards."""
     cu = bindings()
-    side = torch.cuda.Stream()
+    side = another_stream()
     mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     checked(cu.cuStreamBeginCaptureToGraph(side.cuda_stream, graph, None, None, 0, mode))
     try:

@@ -29,7 +29,7 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         if reason := declines.of_process():
             declines.note(reason)
             return original(model, static_input_idxs, **kwargs)
-        declared = _declared(model, static_input_idxs, kwargs)
+        declared = _declared(static_input_idxs, kwargs)
         if kwargs.get("kernel_free_cudagraph"):
             return _without_kernels(model, declared, compilation)
         try:
@@ -42,9 +42,9 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     return cudagraphify
 
 
-def _declared(model: Callable[..., Any], static_input_idxs: Sequence[int], kwargs: dict[str, Any]) -> describe.Declared:
+def _declared(static_input_idxs: Sequence[int], kwargs: dict[str, Any]) -> describe.Declared:
     graph = visit.graph()
-    aligned, inner = describe.aligned_inputs(graph, getattr(model, "__name__", "call"))
+    aligned, inner = describe.aligned_inputs(graph, visit.functions() - 1)
     return describe.Declared(
         kind=describe.kind_of(kwargs["is_inference"], kwargs["is_backward"]),
         device=torch.device("cuda", kwargs["device_index"]),

@@ -203,17 +203,17 @@ def _anywhere_inputs(declared: Declared, count: int) -> frozenset[int]:
     return frozenset(range(count)) - declared.aligned_inputs - declared.inner_inputs - frozenset(declared.static_inputs)
 
 
-def aligned_inputs(graph: Any, function: str) -> tuple[frozenset[int] | None, frozenset[int]]:
-    """`Declared.aligned_inputs` and `inner_inputs` for one function of a CompiledFxGraph."""
+def aligned_inputs(graph: Any, number: int) -> tuple[frozenset[int] | None, frozenset[int]]:
+    """`Declared.aligned_inputs` and `inner_inputs` for the function that a CompiledFxGraph hands over as that one."""
     checked = getattr(graph, "inputs_to_check", None)
     if checked is None:
         return None, frozenset()
     maps = getattr(graph, "partition_maps", None)
     if not maps:
         return frozenset(checked), frozenset()
-    mapping = next((one.input_index_mapping for one in maps if f"partition_{one.id}" == function), None)
-    if mapping is None:
+    if not 0 <= number < len(maps):
         return None, frozenset()
+    mapping = maps[number].input_index_mapping
     inner = frozenset(position for position, of_graph in enumerate(mapping) if of_graph is None)
     return frozenset(position for position, of_graph in enumerate(mapping) if of_graph in checked), inner
 

@@ -42,3 +42,9 @@ def count_function() -> None:
     visit = _current.get()
     if visit is not None:
         visit.functions += 1
+
+
+def functions() -> int:
+    """How many functions of the current graph were handed over, this one among them."""
+    visit = _current.get()
+    return 0 if visit is None else visit.functions

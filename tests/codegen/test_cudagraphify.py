@@ -11,13 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pygraph_inductor
 from pygraph_inductor import settings
+from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.driver import devices
 from pygraph_inductor.seams import declines, describe
 from pygraph_inductor.seams.compilation import from_knobs, going_on
 
 from .fake_cuda import compile_module, generate, tensors
 from .recorder import Recorder, in_place_of_recording
-from .test_wrapper import over_the_host
+from .test_wrapper import freed_then_wanted, over_the_host
 
 
 @pytest.fixture
@@ -33,8 +34,6 @@ def nothing_noted():
 
 
 def names(facts, positions) -> set[str]:
-    from pygraph_inductor.codegen.generated_code import read
-
     with open(facts.namespace["__file__"]) as file:
         texts = read(file.read())
     function = "partition_" + facts.name.rpartition(" ")[2] if "partition" in facts.name else "call"
@@ -139,6 +138,32 @@ def test_what_a_partition_gets_from_another_is_judged_by_the_first_call(recorder
     assert checked(first, 1) == {0}, "the graph's own"
     assert len(second.checked_inputs(fakes(0, 0))) == 2 and list(second.checked_inputs(fakes(1, 0))) == [1]
     assert not first.anywhere_inputs and not second.anywhere_inputs
+
+
+def three_pieces(x, y, z):
+    """Inputs of the graph in every piece; and what runs on the host counts as a piece, too, for Inductor."""
+    a = (x @ y).sum().cpu() * 2
+    b = (a.cuda() + y @ z).sum().cpu() * 2
+    return (b.cuda() + z @ x, x + z)
+
+
+@pytest.mark.parametrize("function, count", [(over_the_host, 1), (freed_then_wanted, 1), (three_pieces, 3)])
+@pytest.mark.parametrize("misaligned", [(), (0,), (1,), (0, 2)])
+def test_every_partition_is_told_about_its_own_inputs(recorder, tmp_path, function, count, misaligned):
+    specs = [{"size": (64, 64), "offset": int(number in misaligned)} for number in range(count)]
+    generate(function, *specs, folder=tmp_path)
+    assert len(recorder.facts) > 1
+    for facts in recorder.facts:
+        with open(facts.namespace["__file__"]) as file:
+            everything = read(file.read())
+        graph, own = everything["call"].inputs, everything["partition_" + facts.name.rpartition(" ")[2]].inputs
+        expected = [graph.index(name) if name in graph else None for name in own]
+        for first in (0, 1):
+            aligned = checked(facts, *[first] * len(own))
+            assert {own[one] for one in aligned if expected[one] is not None} == {
+                own[one] for one, of_graph in enumerate(expected) if of_graph is not None and of_graph not in misaligned
+            }
+        assert facts.anywhere_inputs == {one for one, of_graph in enumerate(expected) if of_graph in misaligned}
 
 
 def test_graph_that_does_not_tell_is_judged_by_the_first_call(recorder, tmp_path, monkeypatch):

@@ -57,9 +57,11 @@ def warm(
 ) -> tuple[Runner, Startup]:
     """Compile a variant and run it until it is steady; seconds of the first call and of all of them.
 
-    Not `settled`: only until it is recorded. `settle` does the rest.
+    Not `settled`: only until it is recorded. `settle` does the rest. Every variant starts with the same values: where
+    shapes and addresses depend on them, they decide what code is compiled for.
     """
     device = draw.device
+    draw.begin(SEED)
     runner = Runner(variant, program, compiled(variant, program.function), simulate)
     started = time.perf_counter()
     first = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,6 +15,7 @@ from scripts.bench import correct, measure
 from scripts.bench.measure import Rounds, Runner, Series, back_to_back, interleave
 from scripts.bench.registry import Draw, Program, Setting, all_workloads
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, TECHNIQUES, VARIANTS, Variant, active, compiled, unavailable
+from scripts.bench.worker import WARM_UP, warm
 
 CPU = torch.device("cpu")
 
@@ -201,3 +203,15 @@ def test_time_in_flight_is_not_the_time_to_fill_the_pipe():
     took = back_to_back(Runner(EAGER, program, slow_at_first), inputs, CPU)
     assert 2000 <= took < 20000
     assert len(calls) == 5
+
+
+def test_all_variants_are_compiled_with_the_same_values():
+    """What they are may decide for what sizes and addresses code is made."""
+    program, setting = program_of(lambda x: x * 2)
+    draw, seen = Draw(setting), []
+    program = replace(program, drive=lambda call, inputs: seen.append(inputs[0].clone()))
+    for variant in (EAGER, INDUCTOR):
+        warm(variant, program, draw, simulate=False)
+    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(first) == WARM_UP and all(map(torch.equal, first, second))
+    assert not torch.equal(first[0], first[1])

@@ -100,7 +100,7 @@ def test_without_a_floor_there_is_no_such_section() -> None:
 
 def test_page_says_which_floor_it_is() -> None:
     data = json.loads((FOLDER / "host_cost.json").read_text())
-    data |= {"rows": {"a training step": row(training=True)}, "single_calls_per_round": 7}
+    data |= {"rows": {"a training step": row(training=True)}, "single_calls_per_round": 7, "rounds": 60}
     page = host_cost_page.page(data)
     assert "its latency [of calls alone](#one-call-alone)" in page
     assert "the floor on the host, of calls alone, and the raw replay's latency" in page

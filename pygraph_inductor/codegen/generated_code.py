@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 
 # Checks, and copies for alignment, read their argument; neither makes a function depend on the address.
 _HARMLESS = frozenset(
-    {"assert_size_stride", "assert_alignment", "assert_tensor_metadata", "copy_misaligned", "copy_if_misaligned"}
+    {
+        "assert_size_stride",
+        "assert_size_stride_grouped",
+        "assert_alignment",
+        "assert_tensor_metadata",
+        "copy_misaligned",
+        "copy_if_misaligned",
+    }
 )
 # What returns another view of its argument.
 _VIEWS = frozenset({"reinterpret_tensor", "aten.view.dtype", "torch.ops.aten.view.dtype", "alloc_from_pool"})

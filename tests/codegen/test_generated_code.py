@@ -15,6 +15,7 @@ def partition_0(args):
     a, b, c, d, s = args
     args.clear()
     assert_size_stride(a, (8, 8), (8, 1))
+    assert_size_stride_grouped((b, d), ((8, 8), (8, 8)), ((8, 1), (8, 1)), 'input')
     with torch.cuda._DeviceGuard(0):
         torch.cuda.set_device(0)
         a = copy_if_misaligned(a)

@@ -1,7 +1,7 @@
 """Inductor's Python wrapper with two differences: it leaves partition inputs alone and writes down what it knows.
 
-The last line of a module says which outputs a user sees: `runner.pygraph = {...}`, or `call.pygraph = {...}` where
-graph partition is off. It lives in the source, so it survives Inductor's and AOTAutograd's caches.
+The last line of a module says which outputs a user sees, and more: `runner.pygraph = {...}`, or `call.pygraph = {...}`
+where graph partition is off. It lives in the source, so it survives Inductor's and AOTAutograd's caches.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Wrapper(PythonWrapperCodegen):
         result.writeline(f"{owner}.pygraph = {self._knowledge()!r}")
 
     def _knowledge(self) -> dict[str, Any]:
-        """Per function: the positions of visible outputs (None: all of them); of all, the effectful operators, and the
-        inputs that have mirrors.
+        """Per function: the positions of visible outputs (None: all of them); of all, the effectful operators, the
+        inputs that have mirrors, and the names of those that kernels were compiled to find at any address.
         """
         names = [_name(node) for node in V.graph.graph_outputs]
         visible = visible_count(V.graph, len(names))
@@ -116,6 +116,7 @@ class Wrapper(PythonWrapperCodegen):
             "effects": sorted(_effectful(V.graph.module)),
             "rewrites": [_line(outcome) for outcome in _outcomes(V.graph.module)],
             "mirrors": _mirrors(V.graph.module),
+            "anywhere": sorted(V.graph.unaligned_buffers.intersection(V.graph.graph_inputs)),
             **_pieces(),
         }
 

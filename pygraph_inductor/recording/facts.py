@@ -36,7 +36,8 @@ class Facts:
     reused_inputs: frozenset[int] = NONE
     # Inputs that the kernels take to be 16-byte aligned; may depend on which tensors came aligned in the first call.
     checked_inputs: Callable[[Sequence[Any]], Sequence[int]] | frozenset[int] = NONE
-    # Inputs that the generated kernels were compiled to find at any address, as far as they do not write to them.
+    # Inputs that the generated kernels, which alone are given them, were compiled to find at any address; as far
+    # as they do not write to them.
     anywhere_inputs: frozenset[int] = NONE
     # Outputs that the user or autograd's result sees, as opposed to activations saved for the backward. None: all.
     visible_outputs: frozenset[int] | None = None

@@ -67,6 +67,7 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
     text = texts.get(function)
     effects = _effects(known, text, texts.get("call"))
     visible = known.get(function, {}).get("visible")
+    anywhere = _anywhere(known, text)
     partition = function.removeprefix("partition_")
     name = name_of(declared.kind, declared.graph_id)
     return Facts(
@@ -77,8 +78,8 @@ def facts_of(run: Callable[[list[Any]], Any], declared: Declared, compilation: C
         static_inputs=frozenset(declared.static_inputs),
         mutated_inputs=frozenset(declared.mutated_inputs),
         reused_inputs=text.reused if text else frozenset(),
-        checked_inputs=_checked_inputs(declared),
-        anywhere_inputs=_anywhere_inputs(declared, len(text.inputs) if text else 0),
+        checked_inputs=_checked_inputs(declared, anywhere),
+        anywhere_inputs=_only_for_triton(anywhere, text),
         visible_outputs=None if visible is None else frozenset(visible),
         namespace=namespace,
         triton_kernels=text.kernels if text else frozenset(),
@@ -175,32 +176,45 @@ def _texts(source: str | None) -> dict[str, FunctionText]:
         return {}
 
 
-def _checked_inputs(declared: Declared) -> Callable[[Sequence[Any]], Sequence[int]] | frozenset[int]:
+def _checked_inputs(
+    declared: Declared, anywhere: frozenset[int]
+) -> Callable[[Sequence[Any]], Sequence[int]] | frozenset[int]:
     """Which tensors must be realigned: those that the code was compiled to find aligned.
 
     The inputs of the first call do not tell: theirs may be aligned by chance, where the code expects any address, or
     not, where it does not. Only what one partition hands another is judged by them, as stock graphs judge everything.
+
+    Static inputs are where they were compiled for, except for what a forward saved: that may be a tensor of its caller,
+    and what the forward has realigned for itself is not what it saves.
     """
     if declared.device.type == "cpu":
         return frozenset()
+    saved = frozenset(declared.static_inputs) - anywhere if declared.kind == "backward" else frozenset()
     if declared.aligned_inputs is not None and not declared.inner_inputs:
-        return declared.aligned_inputs
+        return declared.aligned_inputs | saved
     from torch._inductor import compile_fx
 
     static, known, inner = tuple(declared.static_inputs), declared.aligned_inputs, declared.inner_inputs
 
     def checked(inputs: Sequence[Any]) -> Sequence[int]:
         found = compile_fx.get_input_idxs_to_check(inputs, static)
-        return found if known is None else sorted(known | inner.intersection(found))
+        return sorted(saved.union(found if known is None else known | inner.intersection(found)))
 
     return checked
 
 
-def _anywhere_inputs(declared: Declared, count: int) -> frozenset[int]:
-    """Of so many inputs those that the code expects at any address. Static ones it knows to be aligned."""
-    if declared.aligned_inputs is None:
-        return frozenset()
-    return frozenset(range(count)) - declared.aligned_inputs - declared.inner_inputs - frozenset(declared.static_inputs)
+def _anywhere(known: dict[str, Any], text: FunctionText | None) -> frozenset[int]:
+    """The inputs that the code expects at any address, as our wrapper wrote down. None of stock's code."""
+    names = frozenset(known.get("anywhere", ()))
+    return frozenset(position for position, name in enumerate(text.inputs if text else ()) if name in names)
+
+
+def _only_for_triton(positions: frozenset[int], text: FunctionText | None) -> frozenset[int]:
+    """Those that nothing else is given: an operator may launch kernels that have the names of ours by chance, where a
+    function that was compiled by itself is in it, and a subgraph has expectations of its own.
+    """
+    kinds = {"triton", "returned"}
+    return frozenset(one for one in positions if text and all(use.kind in kinds for use in text.uses[one]))
 
 
 def aligned_inputs(graph: Any, number: int) -> tuple[frozenset[int] | None, frozenset[int]]:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pygraph_inductor
@@ -132,6 +133,47 @@ def test_static_inputs_are_not_expected_anywhere(recorder, tmp_path):
     assert checked(recorder.only, 0, 0) == set() == recorder.only.anywhere_inputs
 
 
+@pytest.mark.parametrize("partition", [True, False])
+def test_backward_aligns_what_a_forward_saved_unless_it_was_compiled_for_any_address(recorder, tmp_path, partition):
+    """Inductor takes what is static for aligned; but this may be a tensor of the caller's, who may misalign it."""
+    specs = [(64, 64), {"size": (64, 64), "offset": 1}, (64, 64)]
+    how = {"static_input_idxs": (0, 1), "is_inference": False, "is_backward": True}
+    generate(
+        lambda x, y, tangent: (x.cos() * tangent + y,),
+        *specs,
+        folder=tmp_path,
+        options={"graph_partition": partition},
+        **how,
+    )
+    assert names(recorder.only, checked(recorder.only, 1, 1, 1)) == {"x_1", "tangent_1"}
+    assert names(recorder.only, recorder.only.anywhere_inputs) == {"y_1"}
+
+
+def test_backward_of_another_wrapper_aligns_all_that_a_forward_saved(recorder, tmp_path, monkeypatch):
+    monkeypatch.setattr(describe, "_written_down", lambda namespace: {})
+    specs = [(64, 64), {"size": (64, 64), "offset": 1}, (64, 64)]
+    how = {"static_input_idxs": (0, 1), "is_inference": False, "is_backward": True}
+    generate(lambda x, y, tangent: (x.cos() * tangent + y,), *specs, folder=tmp_path, **how)
+    assert len(checked(recorder.only, 1, 1, 1)) == 3 and not recorder.only.anywhere_inputs
+
+
+def test_what_an_operator_is_given_is_not_expected_anywhere(recorder, tmp_path):
+    """It may launch kernels that were compiled by themselves, for other addresses, under the same names."""
+    specs = [{"size": (64, 64), "offset": 1}] * 2
+    generate(lambda x, y: (x.sin() + y.cos(), y.view(32, 128) @ y.view(128, 32)), *specs, folder=tmp_path)
+    assert names(recorder.only, recorder.only.anywhere_inputs) == {"x_1"}
+    assert not checked(recorder.only, 0, 0)
+
+
+def test_code_that_asserts_that_inputs_are_aligned_is_not_taken_for_code_for_any_address(recorder, tmp_path):
+    """Nobody has to align them then, and Inductor's list is empty."""
+    option = "alignment_asserts_inputs"
+    if not hasattr(inductor_config, option):
+        pytest.skip("needs torch 2.15")
+    generate(lambda x, y: (x + y.sum(),), (64, 64), (64, 64), folder=tmp_path, options={option: True})
+    assert not checked(recorder.only, 0, 0) and not recorder.only.anywhere_inputs
+
+
 def test_what_a_partition_gets_from_another_is_judged_by_the_first_call(recorder, tmp_path):
     generate(over_the_host, (64, 64), folder=tmp_path)
     first, second = recorder.facts
@@ -156,14 +198,18 @@ def test_every_partition_is_told_about_its_own_inputs(recorder, tmp_path, functi
     for facts in recorder.facts:
         with open(facts.namespace["__file__"]) as file:
             everything = read(file.read())
-        graph, own = everything["call"].inputs, everything["partition_" + facts.name.rpartition(" ")[2]].inputs
+        text = everything["partition_" + facts.name.rpartition(" ")[2]]
+        graph, own = everything["call"].inputs, text.inputs
         expected = [graph.index(name) if name in graph else None for name in own]
         for first in (0, 1):
             aligned = checked(facts, *[first] * len(own))
             assert {own[one] for one in aligned if expected[one] is not None} == {
                 own[one] for one, of_graph in enumerate(expected) if of_graph is not None and of_graph not in misaligned
             }
-        assert facts.anywhere_inputs == {one for one, of_graph in enumerate(expected) if of_graph in misaligned}
+        for_triton = {one for one, uses in text.uses.items() if {use.kind for use in uses} <= {"triton", "returned"}}
+        assert facts.anywhere_inputs == for_triton.intersection(
+            one for one, of_graph in enumerate(expected) if of_graph in misaligned
+        )
 
 
 def test_graph_that_does_not_tell_is_judged_by_the_first_call(recorder, tmp_path, monkeypatch):

@@ -72,6 +72,14 @@ def test_every_function_is_written_down(cuda, registered, tmp_path):
     }
 
 
+@pytest.mark.parametrize("partition", [True, False])
+def test_inputs_that_code_was_compiled_to_find_anywhere_are_written_down(cuda, registered, tmp_path, partition):
+    specs = [{"size": (64, 64), "offset": offset} for offset in (1, 0, 4)]
+    options = {"graph_partition": partition}
+    generated = generate(lambda x, y, z: (x + y, (y + z).sum()), *specs, folder=tmp_path, options=options)
+    assert known(generated)["anywhere"] == ["x_1"]
+
+
 def test_cuts_are_written_down_with_their_reasons(cuda, registered, tmp_path):
     written = known(generate(over_the_host, (64, 64), folder=tmp_path))
     reasons = [cut.partition(": ")[2] for cut in written["cuts"]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.replay.views import copy_contents, overlaps_itself
+from pygraph_inductor.replay.views import copy_contents, copy_memory, covers_its_span
 
 KERNEL_ALIGNMENT = 16  # bytes; the only property of a pointer that Triton compiles kernels for (`tt.divisibility`)
 
@@ -57,8 +57,8 @@ def run_plainly(
 
 def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    if overlaps_itself(tensor) or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
-        copy_contents(copy, tensor)  # as it is in memory, and no business of autograd
+    if not covers_its_span(tensor) or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
+        copy_memory(copy, tensor)  # as it is there, and no business of autograd
     else:
         copy.copy_(tensor)  # the same, in a third of the time
     return copy

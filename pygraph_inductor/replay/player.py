@@ -24,7 +24,7 @@ from pygraph_inductor.replay.plan import (
     Returned,
     Slot,
 )
-from pygraph_inductor.replay.views import bytes_of, copy_contents
+from pygraph_inductor.replay.views import bytes_of, copy_contents, copy_memory
 
 # torch's stubs do not know it; generated code makes its views with it.
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ class Player:
                 address = buffer.data_ptr()
                 self.staged += 1
                 if not slot.is_output:
-                    copy_contents(buffer, holder)
+                    copy_memory(buffer, holder)
             addresses.append(address)
         return addresses, copies
 

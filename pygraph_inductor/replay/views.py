@@ -44,6 +44,13 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
+def copy_memory(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Fill a tensor that is nobody else's with one of its layout, and with what is between the elements of that: code
+    that is given a tensor may look there (`as_strided`). No version counter changes.
+    """
+    bytes_of(target).copy_(bytes_of(source))
+
+
 def copy_contents(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy between two tensors of one layout, overlapping elements included; no version counter changes.
 

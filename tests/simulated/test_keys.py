@@ -211,6 +211,41 @@ def test_misaligned_inputs_are_staged_and_written_back(native):
     assert function.log.replays == 4 and function.recordings[0].player.staged == 2
 
 
+@pytest.mark.parametrize("engine", ["patch", "copy"])
+def test_staged_inputs_have_what_lies_between_their_elements(native, engine):
+    """`as_strided` of an input is compiled to reads of its memory, and may show it."""
+
+    def body(names, x):
+        out = names["empty_strided_cpu"]((7, 10), (10, 1), F32)
+        names["cpp_fused_0"](out, names["reinterpret_tensor"](x, (7, 10), (10, 1), 0))
+        return (out,)
+
+    function = HandWritten(body, native=native, settings=Settings(engine=engine))
+    for offset in (0, 0, 0, 16, 1, 5, 3):
+        x = torch.randn(96)[offset : offset + 80].view(8, 10)[:, :5]
+        assert same_bits(function(x)[0], function.run([x])[0])
+    assert function.log.replays == 5 and function.recordings[0].player.staged >= 3
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_staged_inputs_do_not_bring_back_what_lies_between_their_elements(native, begin):
+    """It may be somebody else's, who has written to it since."""
+
+    def body(names, x):
+        names["cpp_fused_0"](x, x)
+        return ()
+
+    function = HandWritten(body, native=native, mutated_inputs=frozenset({0}))
+    for offset in (0, 0, 0, begin, begin):
+        base = torch.randn(96)
+        copy = base.clone()
+        x, wanted = (one[offset : offset + 80].view(8, 10)[:, :5] for one in (base, copy))
+        function.run([wanted])
+        function(x)
+        assert torch.equal(base, copy)
+    assert function.log.replays == 3
+
+
 TRITON = dict(triton_kernels=frozenset({"cpp_fused_0"}))
 
 

@@ -49,6 +49,18 @@ def test_misaligned_input_is_replaced_by_the_same_elements(name: str) -> None:
     assert torch.equal(in_memory(tensor), before) and tensor._version == version
 
 
+def test_what_lies_between_the_elements_is_there_for_who_looks() -> None:
+    """As in stock's copies: `as_strided` of an input is compiled to reads of its memory."""
+    tensor = MISALIGNED["with gaps"]()
+    all_between = tensor.as_strided((73,), (1,)).clone()
+
+    def run(inputs: list[Any]) -> Any:
+        return (inputs[0].as_strided((73,), (1,)).clone(),)
+
+    (seen,) = run_plainly(run, [tensor], checked=(0,), written=())
+    assert torch.equal(seen, all_between)
+
+
 @pytest.mark.parametrize("name", ["dense", "with gaps", "transposed", "one element"])
 def test_what_is_written_to_the_copy_comes_back(name: str) -> None:
     tensor = MISALIGNED[name]()

@@ -74,8 +74,7 @@ def _without_kernels(model: Callable[..., Any], declared: describe.Declared, com
 
 
 def _plain(model: Callable[..., Any], declared: describe.Declared, compilation: Compilation, error: Exception) -> Any:
-    """Our own failure must not be the user's: run without a graph, with inputs aligned as stock would have them."""
-    from torch._inductor.compile_fx import get_input_idxs_to_check
+    """Our own failure must not be the user's: run without a graph, and with aligned inputs, whatever the code expects."""
     from torch._inductor.utils import align_inputs_from_check_idxs
     from torch.utils._ordered_set import OrderedSet
 
@@ -88,7 +87,8 @@ def _plain(model: Callable[..., Any], declared: describe.Declared, compilation: 
     def run(inputs: list[Any]) -> Any:
         nonlocal aligned
         if aligned is None:
-            checked = get_input_idxs_to_check(inputs, declared.static_inputs)
+            of_device = [isinstance(one, torch.Tensor) and one.device.type == declared.device.type for one in inputs]
+            checked = [position for position, ours in enumerate(of_device) if ours]
             aligned = align_inputs_from_check_idxs(model, checked, OrderedSet(declared.mutated_inputs))
         return aligned(inputs)
 

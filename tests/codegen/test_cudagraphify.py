@@ -14,7 +14,7 @@ import pygraph_inductor
 from pygraph_inductor import settings
 from pygraph_inductor.codegen.generated_code import read
 from pygraph_inductor.driver import devices
-from pygraph_inductor.seams import declines, describe
+from pygraph_inductor.seams import cudagraphify, declines, describe
 from pygraph_inductor.seams.compilation import from_knobs, going_on
 
 from .fake_cuda import compile_module, generate, tensors
@@ -366,6 +366,26 @@ def test_failure_of_ours_falls_back_to_the_aligned_plain_call_with_one_warning(c
     assert facts.verdict == "plain: RuntimeError: broken on purpose"
     with pytest.raises((AssertionError, RuntimeError), match=r"GPU|CUDA"):  # what follows needs a device
         module.call([torch.empty(64, 64)])
+
+
+@pytest.mark.parametrize("kind", ["inference", "backward"])
+def test_after_our_failure_no_input_is_misaligned_not_even_in_the_first_call(kind):
+    """Nor is what a forward saved, which may be its caller's."""
+    declared = describe.Declared(kind, torch.device("cpu"), static_inputs=(0,), mutated_inputs=(1,))
+    seen: list[torch.Tensor] = []
+
+    def model(inputs):
+        seen.extend(inputs)
+        inputs[1].add_(1)
+        inputs.clear()
+        return ()
+
+    run = cudagraphify._plain(model, declared, from_knobs(), RuntimeError("on purpose"))
+    for offset in (1, 2, 0):
+        x, y = (torch.arange(20.0)[offset:] for _ in range(2))
+        run([x, y, 3])
+        assert seen[-3].data_ptr() % 16 == seen[-2].data_ptr() % 16 == 0
+        assert torch.equal(seen[-3], x) and torch.equal(y, x + 1)
 
 
 def test_strict_raises_our_failure(cuda, tmp_path, monkeypatch):

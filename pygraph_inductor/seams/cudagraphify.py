@@ -74,7 +74,7 @@ def _without_kernels(model: Callable[..., Any], declared: describe.Declared, com
 
 
 def _plain(model: Callable[..., Any], declared: describe.Declared, compilation: Compilation, error: Exception) -> Any:
-    """Our own failure must not be the user's: run without a graph, and with aligned inputs, whatever the code expects."""
+    """Our own failure must not be the user's: run without a graph, and with all inputs aligned."""
     from torch._inductor.utils import align_inputs_from_check_idxs
     from torch.utils._ordered_set import OrderedSet
 

@@ -329,6 +329,22 @@ def test_code_that_was_compiled_for_aligned_tensors_never_gets_another() -> None
     agree(step, lambda number: (randn(1024), randn(1100)[number % 3 + 1 :][:1024]), calls=9)
 
 
+def test_what_a_forward_saves_is_aligned_for_a_backward_that_is_called_plainly() -> None:
+    """It saves its caller's tensor, aligned when it was compiled and not in later calls, of which the first are answered
+    plainly.
+    """
+
+    def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x.requires_grad_()
+            (found,) = torch.autograd.grad(call(x), x, gradient)
+        return found
+
+    call = compiled(lambda x: (x.sin() * x).exp())
+    offsets = (0, 1, 2, 3, 0, 1, 5, 4, 2)
+    agree(step, lambda number: (randn(1100)[offsets[number] :][:1024], randn(1024)), calls=9)
+
+
 def test_misaligned_input_changed_in_place() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)

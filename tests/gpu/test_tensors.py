@@ -330,9 +330,7 @@ def test_code_that_was_compiled_for_aligned_tensors_never_gets_another() -> None
 
 
 def test_what_a_forward_saves_is_aligned_for_a_backward_that_is_called_plainly() -> None:
-    """It saves its caller's tensor, aligned when it was compiled and not in later calls, of which the first are answered
-    plainly.
-    """
+    """It saves its caller's tensor, which was aligned when it was compiled. The first calls are answered plainly."""
 
     def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():

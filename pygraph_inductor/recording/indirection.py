@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pygraph_inductor.driver.protocol import TWIN, Driver, PointerTable, Twins
+from pygraph_inductor.driver.protocol import TABLE_WRITER, TWIN, Driver, PointerTable, Twins
 from pygraph_inductor.driver.thread_globals import meaning
 
 
@@ -24,7 +24,9 @@ class Indirection(Protocol):
         """A context manager around the captured function. `stand_ins`: one tensor per place."""
 
     def open_kernels(self) -> frozenset[str]:
-        """The nodes of kernels that have, or are to have, a twin, by name: what such a kernel uses, it is given."""
+        """The nodes of the generated kernels that were seen to be given slots, and of what serves them, by name: what
+        such a kernel uses is among its parameters, or in the table.
+        """
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Steering:
     table: PointerTable
     entries: Mapping[int, int]
     arguments: Mapping[str, frozenset[tuple[int, ...]]] = field(default_factory=dict)  # the twins that were prepared
+    kernels: frozenset[str] = frozenset()  # that were watched
 
     @contextlib.contextmanager
     def during(self, namespace: dict[str, Any], driver: Driver, stand_ins: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -96,7 +99,7 @@ class Steering:
             yield
 
     def open_kernels(self) -> frozenset[str]:
-        return frozenset(kernel + TWIN for kernel in self.arguments)
+        return self.kernels.union((kernel + TWIN for kernel in self.arguments), (TABLE_WRITER,))
 
 
 def _slots_among(args: Sequence[Any], places: Mapping[int, int]) -> dict[int, int]:
@@ -149,5 +152,6 @@ def prepare(watched: Watching, chosen: Collection[int], copied: frozenset[int], 
         return Prepared(None, frozenset(), copied, watched) if copied else None
     entries = {place: entry for entry, place in enumerate(sorted(served))}
     arguments_of = {kernel: frozenset(known) for kernel, known in ready.items()}
-    steering = Steering(watched.twins, driver.new_table(len(entries)), entries, arguments_of)
+    table = driver.new_table(len(entries))
+    steering = Steering(watched.twins, table, entries, arguments_of, watched.open_kernels())
     return Prepared(steering, frozenset(served), copied, watched)

@@ -316,31 +316,25 @@ def test_code_that_was_compiled_for_any_address_gets_no_copies() -> None:
     counting.expect(replays=20)
 
 
-def test_code_that_was_compiled_for_aligned_tensors_never_gets_another() -> None:
-    """Not even in the first call: a gradient may be a view where the backward was compiled for a whole tensor."""
-
-    def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            x.requires_grad_()
-            (found,) = torch.autograd.grad(call(x), x, gradient)
-        return found
-
-    call = compiled(lambda x: (x.sin() * x).exp())
-    agree(step, lambda number: (randn(1024), randn(1100)[number % 3 + 1 :][:1024]), calls=9)
-
-
-def test_what_a_forward_saves_is_aligned_for_a_backward_that_is_called_plainly() -> None:
-    """It saves its caller's tensor, which was aligned when it was compiled. The first calls are answered plainly."""
-
-    def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            x.requires_grad_()
-            (found,) = torch.autograd.grad(call(x), x, gradient)
-        return found
-
-    call = compiled(lambda x: (x.sin() * x).exp())
+@pytest.mark.parametrize("which", ["gradient", "saved"])
+def test_a_backward_that_was_compiled_for_aligned_tensors_never_gets_another(which: str) -> None:
+    """Not even in its first calls, which are plain: neither a gradient that is a view of a tensor, nor what the forward
+    has saved, which is its caller's tensor.
+    """
     offsets = (0, 1, 2, 3, 0, 1, 5, 4, 2)
-    agree(step, lambda number: (randn(1100)[offsets[number] :][:1024], randn(1024)), calls=9)
+
+    def make(number: int) -> tuple[torch.Tensor, ...]:
+        view, whole = randn(1100)[offsets[number] + (which == "gradient") :][:1024], randn(1024)
+        return (whole, view) if which == "gradient" else (view, whole)
+
+    def step(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x.requires_grad_()
+            (found,) = torch.autograd.grad(call(x), x, gradient)
+        return found
+
+    call = compiled(lambda x: (x.sin() * x).exp())
+    agree(step, make, calls=len(offsets))
 
 
 def test_misaligned_input_changed_in_place() -> None:

@@ -144,9 +144,11 @@ def test_kernels_are_not_rewritten_in_a_body_where_nothing_has_twins(taken: Sequ
 @TAKEN
 def test_view_that_begins_inside_a_slot_is_copied_beside_a_twin(taken: Sequence[bool]) -> None:
     def body(is_entered: Callable[[], bool], namespace: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        out = empty(namespace, 8)
         if is_entered():
             namespace["cpp_fused_1"](x, y[4:], x)
-        return (x * y,)
+        namespace["cpp_fused_0"](out, x, y)
+        return (out,)
 
     conditionally = Conditionally(body, in_body)
     conditionally.check(taken)
@@ -155,9 +157,8 @@ def test_view_that_begins_inside_a_slot_is_copied_beside_a_twin(taken: Sequence[
 
 
 @TAKEN
-@pytest.mark.parametrize("unknown", [False, True])
-def test_output_of_an_operator_that_a_body_writes_to_is_copied(unknown: bool, taken: Sequence[bool]) -> None:
-    """Nothing in there can be told where the output shall be. Another output can be in place, where that is known."""
+def test_output_of_an_operator_that_a_body_writes_to_is_copied(taken: Sequence[bool]) -> None:
+    """Nothing in there can be told where the output shall be."""
 
     def body(is_entered: Callable[[], bool], namespace: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
         out = torch.ops.aten.cos.default(y)
@@ -166,22 +167,24 @@ def test_output_of_an_operator_that_a_body_writes_to_is_copied(unknown: bool, ta
         return (out, torch.ops.aten.exp.default(y))
 
     conditionally = Conditionally(body, in_body, mutated_inputs=frozenset())
-    if unknown:
-        conditionally.driver.faults.unknown = in_body
     conditionally.check(taken)
     recording = only(conditionally.function)
-    # Of unknown ones both inputs to buffers, both outputs to buffers, and both from there to where they shall be.
-    assert recording.log.nodes["memcpy"] == (6 if unknown else 1) and recording.player.staged == 0
+    # Both inputs to buffers, both outputs to buffers, and both from there to where they shall be.
+    assert recording.log.nodes["memcpy"] == 6 and recording.player.staged == 0
 
 
-def test_only_the_operators_of_a_body_matter() -> None:
+@pytest.mark.parametrize("engine", ["auto", "indirect"])
+def test_operator_in_front_of_a_body_lets_all_slots_be_copied(engine: str) -> None:
+    """It may have decided whether the body is executed, by addresses that nobody sees."""
+
     def body(is_entered: Callable[[], bool], namespace: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
-        if is_entered():
-            namespace["cpp_fused_1"](x, x, y)
         out = empty(namespace, 8)
         namespace["cpp_fused_0"](out, torch.ops.aten.sin.default(x))
+        if is_entered():
+            namespace["cpp_fused_1"](x, x, y)
         return (out,)
 
-    conditionally = Conditionally(body, lambda name: in_body(name) and not library_inside(name))
+    is_inside = lambda name: in_body(name) and not library_inside(name)
+    conditionally = Conditionally(body, is_inside, settings=Settings(engine=engine))
     conditionally.check((True, False, True, True, False))
-    assert engines(only(conditionally.function)) == [Engine.INDIRECT, Engine.INDIRECT, Engine.PATCH]
+    assert engines(only(conditionally.function)) == [Engine.COPY] * 3

@@ -112,6 +112,16 @@ def test_what_else_is_in_such_a_body_may_hide_addresses() -> None:
         assert compared(node, node, "ours").unexplained == "a ours node in the body of a conditional node"
 
 
+def test_what_else_is_in_front_of_such_a_body_may_decide_by_hidden_addresses_whether_it_is_executed() -> None:
+    conditional = Node(1, NodeKind.CONDITIONAL, "conditional node")
+    for name, others in (("theirs", True), ("ours", False)):
+        nodes = [kernel(7, name=name), conditional, in_a_body(replace(kernel(8, name="ours"), index=2))]
+        wanted = "a theirs node in a graph with a conditional node" if others else None
+        assert find_bindings(nodes, nodes, MOVEMENT, {"ours"}).unexplained == wanted
+    copy = Node(0, NodeKind.MEMCPY, "memcpy")
+    assert not find_bindings([copy, conditional], [copy, conditional], MOVEMENT).unexplained
+
+
 def test_empty_and_conditional_nodes_of_a_body_hide_nothing() -> None:
     for kind in (NodeKind.EMPTY, NodeKind.CONDITIONAL):
         node = in_a_body(Node(0, kind, kind.value))

@@ -1,4 +1,4 @@
-"""Kernels in bodies of conditional nodes: a table, where all of them have twins, else copies of all slots.
+"""Kernels in bodies of conditional nodes: a table, where all kernels of the graph are ours, else copies of all slots.
 
 Whether the verified replay came to the body or not: those that come after it may do otherwise.
 """

@@ -19,12 +19,14 @@ from scripts.bench import facts, regression
 from scripts.bench.registry import all_workloads
 from scripts.bench.results import Graphs, VariantResult, save, write_json
 from scripts.bench.variants import OURS, TABLES
+from tests.launching import needs_launcher
 from tests.simulated.hand_written import HandWritten, check
 from tests.unit.bench_data import result
 
 INSTALLED = regression.installed()
 
 
+@needs_launcher("the expectations are of replays that it answers")
 @pytest.mark.skipif(INSTALLED not in MINORS, reason=f"torch {INSTALLED} is none of {', '.join(MINORS)}")
 @pytest.mark.parametrize("name", regression.TESTED)
 def test_nothing_got_worse(name):

@@ -123,6 +123,15 @@ def _library_state() -> Iterator[None]:
         torch._C._cudnn_set_conv_benchmark_empty_cache(empties_cache)
 
 
+def _stream_of_our_own(device: torch.device) -> torch.cuda.ExternalStream:
+    """A stream that nobody else can be given: torch has a few dozen, which it hands out in turn, so that what another
+    thread launches on one of its own could end up in a capture. It lives as long as the process.
+    """
+    cu = bindings()
+    handle = checked(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    return torch.cuda.ExternalStream(int(handle), device=device)
+
+
 class CudaDriver:
     """One CUDA device."""
 
@@ -134,8 +143,8 @@ class CudaDriver:
         self.device = device
         self._index = device.index
         with torch.cuda.device(device):
-            self._capture_stream = torch.cuda.Stream()
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream().synchronize()  # from here on the device has a context
+            self._capture_stream = _stream_of_our_own(device)
             self._maps = supports_mapping(self._index)
         # Threads with streams of their own share the stream of captures, the default generator (which can be captured
         # once at a time) and the state of libraries.

@@ -6,13 +6,16 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import pygraph_inductor
 from tests.gpu.comparing import DEVICE, Counting, compiled
+from tests.gpu.test_recorded_function import Generated, check
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,6 +105,38 @@ def test_stream_of_the_users() -> None:
             torch.testing.assert_close(call(x, y), function(x, y), rtol=1e-4, atol=1e-4)
     torch.cuda.synchronize()
     counting.expect(replays=4)
+
+
+def test_work_of_another_thread_is_executed_during_a_capture_whichever_stream_it_has() -> None:
+    """torch has 32 streams of a kind, and gives them out in turn."""
+    streams = [torch.cuda.Stream(priority=priority) for priority in (0, -1) for _ in range(32)]
+    counter = torch.zeros(1, device=DEVICE)
+    counter += 1
+    torch.cuda.synchronize()
+    launched = [1]
+
+    def beside() -> None:
+        with torch.no_grad():
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    counter.add_(1)
+                stream.synchronize()
+                launched.append(1)
+
+    def body(empty: Callable[..., Any], x: torch.Tensor) -> Any:
+        out = empty((256,), (1,), torch.float32)
+        torch.mul(x, 2, out=out)
+        if torch.cuda.is_current_stream_capturing():
+            thread = threading.Thread(target=beside)
+            thread.start()
+            thread.join()
+        return (out,)
+
+    generated = Generated(body)
+    check(generated, lambda: (randn(256),))
+    assert len(launched) > len(streams) and counter.item() == len(launched)
+    (recording,) = generated.recordings
+    assert len(recording.graph.nodes) == 1
 
 
 def test_stream_changes_between_calls() -> None:

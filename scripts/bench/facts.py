@@ -115,6 +115,13 @@ def keep_no_decisions() -> None:
     identity.decisions_folder = lambda: None
 
 
+def keep_decisions(folder: Path) -> None:
+    """Let this process keep its decisions in a folder, wherever it has its compiled code from."""
+    from pygraph_inductor.seams import identity
+
+    identity.decisions_folder = lambda: str(folder)
+
+
 def undecided() -> int:
     """How many decisions for or against a graph are still being measured."""
     import pygraph_inductor

@@ -2,9 +2,10 @@
 
     python -m scripts.bench.judge --out docs/benchmarks/judged.json --page docs/benchmarks/judged.md
 
-With `--read FILE` nothing is measured, and the page is made from that file. The first process compiles the workloads
+With `--read FILE` nothing is measured, and the page is made from that file. The first process of a workload compiles it
 and decides, with an empty store; the second finds the decisions there and is timed in turns with no graphs, stock
-graphs, and graphs whether or not they pay. `--device cpu` runs tiny workloads on the simulated driver, for tests.
+graphs, and graphs whether or not they pay. `--jobs N` compiles N workloads side by side; all measuring has the machine
+for itself. `--device cpu` runs tiny workloads on the simulated driver, for tests.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -22,13 +22,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from rich.console import Console
 
 from scripts.bench import facts
-from scripts.bench.judging import ALWAYS, Deciding, Judged, Judging, decide, each, judge, prepare_process
+from scripts.bench.judging import ALWAYS, Deciding, Judged, Judging
+from scripts.bench.measure import PATIENCE
 from scripts.bench.page import table
+from scripts.bench.process import METHODS, Process
 from scripts.bench.registry import choose
 from scripts.bench.results import decode, encode, write_json
+from scripts.bench.side_by_side import in_turns
 from scripts.bench.stats import Ratio, ratio
 from scripts.bench.variants import INDUCTOR, OURS, STOCK
 
@@ -36,27 +39,24 @@ USUAL = ("TKE", "EOS", "DLRM", "DR-I", "MLP8")
 SLOWER = 0.02  # than the better of no graphs and stock graphs
 COST = 0.05  # of measuring, as a share of compile time
 LOOKUP = 1000.0  # µs a graph
-STDERR = 2  # models print
 NEVER_MEASURED = ("stored", "pinned", "predicted")  # where decisions of a warm start come from
 
 
 @dataclass
 class Outcome:
-    """A whole run. `cold`: compiled with nothing in the cache, so that compile times are what users wait for."""
+    """A whole run. `cold`: compiled with nothing in the cache, so that compile times are what users wait for, where
+    not several workloads were compiled side by side (`jobs`)."""
 
     environment: dict[str, Any]
     commit: dict[str, Any]
     cold: bool
     seconds: float
+    jobs: int = 1
     judged: list[Judged] = field(default_factory=list)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    device = torch.device(options.device)
-    if options.role:
-        half(options, device)
-        return 0
     outcome = decode(Outcome, json.loads(options.read.read_text())) if options.read else run(options)
     if options.out is not None:
         write_json(options.out, encode(outcome))
@@ -72,68 +72,54 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     found.add_argument("--seconds", type=float, default=2.5, help="timing per workload, all variants together")
     found.add_argument("--limit", type=float, default=600.0, help="seconds that one process may take")
+    found.add_argument("--jobs", type=int, default=1, help="workloads that are compiled side by side")
     found.add_argument("--cache", type=Path, help="compiled code of earlier runs; without it everything is compiled")
     found.add_argument("--commit", help="the commit's name, where git cannot tell")
     found.add_argument("--read", type=Path, help="a JSON file of an earlier run, in place of measuring")
     found.add_argument("--out", type=Path, help="a JSON file for the numbers")
     found.add_argument("--page", type=Path, help="a Markdown file for the tables")
-    found.add_argument("--role", choices=("decide", "judge"), help=argparse.SUPPRESS)
     return found
 
 
-def half(options: argparse.Namespace, device: torch.device) -> None:
-    """One of the two processes: its answer is written anew after every workload."""
-    prepare_process(device)
-    found: list[Any] = []
-
-    def keep(one: Judged) -> None:
-        found.append(encode(one))
-        write_json(options.out, found)
-
-    def work(workload: Any) -> Judged:
-        if options.role == "decide":
-            return decide(workload, device)
-        return judge(workload, device, options.seconds)
-
-    if options.role == "decide":
-        import pygraph_inductor
-
-        pygraph_inductor.decisions.forget()
-    each(choose(options.names), work, keep)
-
-
 def run(options: argparse.Namespace) -> Outcome:
-    """Both processes, one after the other, over one cache folder."""
+    """Both processes of every workload, over one folder of compiled code and one of decisions."""
     names = [workload.name for workload in choose(options.names or USUAL)]
     environment = facts.environment(options.device)
     with tempfile.TemporaryDirectory() as folder:
-        cache = options.cache or Path(folder) / "cache"
-        halves = []
-        for role in ("decide", "judge"):
-            answer = Path(folder) / f"{role}.json"
-            command = [sys.executable, "-m", "scripts.bench.judge", *names, "--role", role, "--out", str(answer)]
-            command += ["--device", options.device, "--seconds", str(options.seconds)]
-            halves.append(answer_of(command, answer, cache, options.limit, names))
-        judged = [joined(*pair) for pair in zip(*halves, strict=True)]
+        first = half(options, "decide", names, Path(folder))
+        second = half(options, "judge", [name for name in names if first[name].reason is None], Path(folder))
+    judged = [joined(first[name], second[name]) if name in second else first[name] for name in names]
     cold = options.cache is None
-    return Outcome(environment, facts.commit(options.commit), cold, options.seconds, judged)
+    return Outcome(environment, facts.commit(options.commit), cold, options.seconds, options.jobs, judged)
 
 
-def answer_of(command: Sequence[str], answer: Path, cache: Path, limit: float, names: Sequence[str]) -> list[Judged]:
-    """What a process found for each workload; the reason where it did not get to it."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    why = "its process ended early"
-    try:
-        status = subprocess.run(command, cwd=facts.ROOT, env=environment, stdout=STDERR, timeout=limit).returncode
-        why += f" (exit status {status})"
-    except subprocess.TimeoutExpired:
-        why = f"not reached within {limit:.0f} s"
-    found = [decode(Judged, one) for one in json.loads(answer.read_text())] if answer.exists() else []
-    return found + [Judged(name, why) for name in names[len(found) :]]
+def half(options: argparse.Namespace, role: str, names: Sequence[str], folder: Path) -> dict[str, Judged]:
+    """What the first or the second process of each workload found."""
+    console = Console(stderr=True)
+    compiled_code = str(options.cache or folder / "cache")
+    # A pool of processes that compile would not stand still while another workload is measured.
+    threads = 1 if options.jobs > 1 else os.cpu_count() or 1
+
+    def start(name: str) -> Process:
+        arguments = [role, name, "--device", options.device, "--seconds", str(options.seconds)]
+        arguments += ["--decisions", str(folder / "decisions"), "--threads", str(threads)]
+        environment = {"TORCHINDUCTOR_CACHE_DIR": compiled_code}
+        work = "scripts.bench.judging:main"
+        return Process(f"{name}.{role}", work, arguments, folder / "logs", environment, options.limit, METHODS[0])
+
+    found = in_turns(
+        names,
+        start,
+        options.jobs,
+        PATIENCE * options.seconds,
+        undisturbed=role == "decide",
+        tell=lambda name, state: console.print(f"{role} {name}: {state}", highlight=False, soft_wrap=True),
+    )
+    return {name: Judged(name, why) if why else decode(Judged, answer) for name, (answer, why) in found.items()}
 
 
 def joined(first: Judged, second: Judged) -> Judged:
-    return replace(first, reason=first.reason or second.reason, judging=second.judging)
+    return replace(first, reason=second.reason, judging=second.judging)
 
 
 def over(judging: Judging, names: Sequence[str]) -> Ratio | None:
@@ -202,7 +188,7 @@ def page(outcome: Outcome) -> str:
         "`measuring` is what the iterations until everything was decided took beyond as many steady ones; `compiling` "
         f"the first call, from {'an empty' if outcome.cold else 'a shared'} cache. `finding` is how long a function of "
         "the second process takes to find its stored decision: the median, and the longest (the first one in a process "
-        "also looks up the device).",
+        f"also looks up the device).{beside(outcome.jobs)}",
         "",
         table(COSTS, [cost_row(*one) for one in both]),
     ]
@@ -210,6 +196,16 @@ def page(outcome: Outcome) -> str:
     if failed:
         lines += ["", "## What did not work", "", table(("workload", "reason"), failed, left=2)]
     return "\n".join(lines) + "\n"
+
+
+def beside(jobs: int) -> str:
+    """What took longer than it would have alone."""
+    if jobs == 1:
+        return ""
+    return (
+        f" Workloads were compiled {jobs} at a time, which makes compiling, recording and finding slower; while one "
+        "decided or was timed, all the others stood still."
+    )
 
 
 RIGHT = ("workload", "decided", "kept", "over no graphs", "over stock", "over the better of both", "over the better of "

@@ -1,13 +1,18 @@
-"""The two halves of `judge.py` that run workloads: deciding with an empty store, and timing with what was stored."""
+"""The two halves of `judge.py` that run workloads: deciding with an empty store, and timing with what was stored.
+
+`judge.py` starts a process for each workload and half, whose `main` is here.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +22,15 @@ from pygraph_inductor.driver.protocol import Timing as CallTiming
 from pygraph_inductor.selection.selector import Selector
 from scripts.bench import facts
 from scripts.bench.measure import Runner, interleave, synchronize
-from scripts.bench.registry import Draw, Workload, preserved
-from scripts.bench.results import Decision, Timing
+from scripts.bench.process import Gate
+from scripts.bench.registry import Draw, Workload, all_workloads, preserved
+from scripts.bench.results import Decision, Timing, encode, write_json
 from scripts.bench.variants import ABLATIONS, INDUCTOR, OURS, STOCK, active, compiled
 from scripts.bench.worker import LONGEST, UNSETTLED, WARM_UP, one_line, warm
 
 ALWAYS = next(variant for variant in ABLATIONS if variant.without == "selection")  # a graph, whether or not it pays
 STEADY = 12  # iterations that show what one takes once everything is decided
+Wait = Callable[[], float | None]
 
 
 @dataclass
@@ -71,6 +78,39 @@ class HostStopwatch:
         return CallTiming(self._took, self._took, False)
 
 
+def main(arguments: Sequence[str], gate: Gate) -> int:
+    """What a process does. It waits at its gate once it is ready to measure."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench.judge")
+    parser.add_argument("role", choices=("decide", "judge"))
+    parser.add_argument("workload")
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--decisions", type=Path, required=True, help="a folder for them, empty at first")
+    parser.add_argument("--threads", type=int, required=True, help="compile kernels in so many processes")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    torch._inductor.config.compile_threads = options.threads
+    prepare_process(device)
+    facts.keep_decisions(options.decisions)
+    workload = all_workloads()[options.workload]
+    try:
+        if options.role == "decide":
+            found = decide(workload, device, gate.wait)
+        else:
+            found = judge(workload, device, options.seconds, gate.wait)
+    except Exception as error:  # whatever a model or compiler raises
+        traceback.print_exc()
+        found = Judged(workload.name, one_line(error))
+    write_json(options.out, encode(found))
+    return 0
+
+
+def at_once() -> float | None:
+    """No gate: measure now, for as long as it takes."""
+    return None
+
+
 def prepare_process(device: torch.device) -> None:
     """Several variants share one function, and a simulated device gets a clock."""
     torch._dynamo.config.recompile_limit = 64
@@ -82,20 +122,11 @@ def prepare_process(device: torch.device) -> None:
         driver.clock = HostStopwatch
 
 
-def each(workloads: Sequence[Workload], work: Callable[[Workload], Judged], keep: Callable[[Judged], None]) -> None:
-    """One workload after another; what one raises is its result, and the others go on."""
-    for workload in workloads:
-        try:
-            found = work(workload)
-        except Exception as error:  # whatever a model or compiler raises
-            traceback.print_exc()
-            found = Judged(workload.name, one_line(error))
-        keep(found)
-        torch._dynamo.reset()
+def decide(workload: Workload, device: torch.device, wait: Wait = at_once) -> Judged:
+    """Compile, record and measure until every function has its decision, and what each of these took.
 
-
-def decide(workload: Workload, device: torch.device) -> Judged:
-    """Compile, record and measure until every function has its decision, and what each of these took."""
+    Measuring begins when `wait` returns.
+    """
     simulated = device.type == "cpu"
     program, setting = workload.program(device, tiny=simulated)
     draw = Draw(setting)
@@ -103,6 +134,7 @@ def decide(workload: Workload, device: torch.device) -> Judged:
     runner = Runner(OURS, program, compiled(OURS, program.function), simulated)
     with preserved(program), active(OURS, simulated):
         start = [one_iteration(runner, draw) for _ in range(UNSETTLED)]
+        wait()
         measuring: list[float] = []
         while len(measuring) < LONGEST and undecided(before):
             measuring.append(one_iteration(runner, draw))
@@ -132,8 +164,11 @@ def one_iteration(runner: Runner, draw: Draw) -> float:
     return time.perf_counter() - start
 
 
-def judge(workload: Workload, device: torch.device, seconds: float) -> Judged:
-    """Run with what is stored, in turns with no graphs, stock graphs, and a graph whether or not it pays."""
+def judge(workload: Workload, device: torch.device, seconds: float, wait: Wait = at_once) -> Judged:
+    """Run with what is stored, in turns with no graphs, stock graphs, and a graph whether or not it pays.
+
+    Timing begins when `wait` returns, and may take as many seconds as that says.
+    """
     simulated = device.type == "cpu"
     program, setting = workload.program(device, tiny=simulated)
     draw = Draw(setting)
@@ -148,8 +183,9 @@ def judge(workload: Workload, device: torch.device, seconds: float) -> Judged:
     decisions = facts.decisions_of(functions()[before:])
     others = (INDUCTOR, ALWAYS) if simulated else (INDUCTOR, STOCK, ALWAYS)
     runners = [ours, *(warm(variant, program, draw, simulated)[0] for variant in others)]
+    most = wait()
     with preserved(program):
-        rounds = interleave(runners, draw, device, seconds)
+        rounds = interleave(runners, draw, device, seconds, most)
     for error in rounds.failed.values():
         raise error
     timings = {name: series.timing() for name, series in rounds.series.items()}

@@ -135,7 +135,7 @@ def test_warm_start_that_measures_or_chooses_otherwise_is_seen(change: dict[str,
 
 def outcome(*judged: Judged) -> judge.Outcome:
     environment = {"device": "cuda", "gpu": "Some GPU", "cpu": "Some CPU", "torch": "2.11.0", "driver": "1"}
-    return judge.Outcome(environment, {"id": "feed"}, True, 2.5, list(judged))
+    return judge.Outcome(environment, {"id": "feed"}, True, 2.5, 1, list(judged))
 
 
 def test_page_says_what_was_met_and_where_not() -> None:
@@ -162,21 +162,42 @@ def test_outcome_survives_json() -> None:
     assert judge.decode(judge.Outcome, json.loads(json.dumps(encode(one)))) == one
 
 
-def test_process_that_dies_leaves_its_answers_and_the_reason(tmp_path: Path) -> None:
-    answer = tmp_path / "answer.json"
-    answer.write_text(json.dumps([encode(Judged("A", deciding=DECIDING))]))
-    found = judge.answer_of([judge.sys.executable, "-c", "exit(3)"], answer, tmp_path, 60, ["A", "B"])
-    assert [one.workload for one in found] == ["A", "B"] and found[0].deciding == DECIDING
-    assert found[1].reason is not None and "exit status 3" in found[1].reason
-    slow_one = [judge.sys.executable, "-c", "import time; time.sleep(60)"]
-    [found_late] = judge.answer_of(slow_one, tmp_path / "none.json", tmp_path, 0.2, ["A"])
-    assert found_late.reason == "not reached within 0 s"
+def test_workload_that_does_not_come_through_is_a_row_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles = []
+
+    def in_turns(names: list[str], *_: Any, undisturbed: bool, **__: Any) -> dict[str, Any]:
+        """The last one first, as it may happen; B fails in the first half, C in the second."""
+        roles.append((undisturbed, list(names)))
+        lost = "B" if undisturbed else "C"
+        done = {"deciding": DECIDING} if undisturbed else {"judging": judging(50, 100, 80, 50)}
+        return {
+            name: ({}, "exit status 3: gone") if name == lost else (encode(Judged(name, **done)), None)
+            for name in reversed(names)
+        }
+
+    monkeypatch.setattr(judge, "in_turns", in_turns)
+    monkeypatch.setattr(judge, "choose", lambda names: [replace(SMALL, name=name) for name in names])
+    found = judge.run(judge.parser().parse_args(["A", "B", "C", "--device", "cpu"])).judged
+    assert roles == [(True, ["A", "B", "C"]), (False, ["A", "C"])]
+    assert [(one.workload, one.reason) for one in found] == [
+        ("A", None),
+        ("B", "exit status 3: gone"),
+        ("C", "exit status 3: gone"),
+    ]
+    assert [(one.deciding is not None, one.judging is not None) for one in found] == [
+        (True, True),
+        (False, False),
+        (True, False),
+    ]
 
 
 def test_two_processes_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, page = tmp_path / "judged.json", tmp_path / "judged.md"
     arguments = ["RL-ACT", "--device", "cpu", "--seconds", "0.2", "--out", str(out), "--page", str(page)]
     assert judge.main(arguments) == 0
+    assert "decide RL-ACT: done" in capsys.readouterr().err
     [found] = judge.decode(judge.Outcome, json.loads(out.read_text())).judged
     assert found.deciding is not None and found.judging is not None
     assert found.deciding.decisions and {one.origin for one in found.deciding.decisions} == {"measured"}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.alone import in_turn
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,6 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := missing_gpu()):
             item.add_marker(pytest.mark.skip(reason=f"GPU test: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def takes_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    of_all_workers = tmp_path_factory.getbasetemp().parent
+    with in_turn(of_all_workers, alone=request.node.get_closest_marker("alone") is not None):
+        yield
 
 
 @pytest.fixture(autouse=True)

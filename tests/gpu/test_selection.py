@@ -137,6 +137,7 @@ def test_any_of_three_variants_can_win(fast: str, monkeypatch: pytest.MonkeyPatc
     assert [one.variant.value for one in generated.recordings] == ([] if fast == "plain" else [fast])
 
 
+@pytest.mark.alone
 def test_launch_bound_function_gets_its_graph() -> None:
     def body(empty: Any, x: torch.Tensor) -> Any:
         for _ in range(40):
@@ -191,6 +192,7 @@ def test_nothing_waits_while_it_is_measured() -> None:
     assert decision(generated).chosen, "once the device has come to them, timings count"
 
 
+@pytest.mark.alone
 def test_host_time_alone_does_not_win_while_the_device_is_the_bottleneck() -> None:
     def body(empty: Any, x: torch.Tensor) -> Any:
         busy(3)
@@ -339,6 +341,7 @@ def test_warm_start_measures_nothing_and_decides_at_once(monkeypatch: pytest.Mon
     assert not started
 
 
+@pytest.mark.alone
 def test_reading_a_decision_takes_less_than_a_millisecond(decisions_of_their_own: Path) -> None:
     facts = {"graph_hash": "g", "decisions_folder": str(decisions_of_their_own)}
     generated = Generated(slowed("plain", 2), **facts)

@@ -6,11 +6,14 @@ import gc
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from pygraph_inductor.driver.libcuda import bindings, checked
 from pygraph_inductor.recording.record import Recording
 from tests.gpu.comparing import DEVICE, Counting, compiled, plainly
+
+pytestmark = pytest.mark.alone
 
 ATTEMPTS = 3  # other processes may use the machine
 CALLS = 50

@@ -63,7 +63,7 @@ def page(template: str, results: Sequence[Result], pool: bool, plots: dict[str, 
         "paper": lambda: paper.workloads_table(main, off, published),
         "differences": lambda: paper.differences(main, published),
         "unrest": lambda: unrest(switched),
-        "ablation": lambda: ablation_table(switched),
+        "ablation": lambda: ablation_table(switched, main),
         "outside": lambda: resources.outside_of_graphs(main),
         "resources": lambda: resources.resources_table(main),
         "parts": lambda: resources.parts_table(main),
@@ -223,11 +223,24 @@ def unrest(ablated: Mapping[str, Result]) -> str:
     )
 
 
-def ablation_table(ablated: Mapping[str, Result]) -> str:
+def ablation_table(ablated: Mapping[str, Result], main: Sequence[Result]) -> str:
     """Our time without a technique over our time with it, by the name that the row shall have."""
     rows = [(name, *(ablation_cell(result, v.name) for v in ABLATIONS)) for name, result in ablated.items()]
     heads = ("workload", *(f"without {v.without}" for v in ABLATIONS))
-    return f"{table(heads, rows)}\n\n{switched_off()}" if rows else "Not measured in these rows."
+    left_out = served_by_patches(ablated, main)
+    return f"{table(heads, rows)}\n\n{switched_off()}{left_out}" if rows else "Not measured in these rows."
+
+
+def served_by_patches(ablated: Mapping[str, Result], main: Sequence[Result]) -> str:
+    """Where nothing is left of ours that `without indirect` could switch off, and it was not measured for that."""
+    slots = {row.workload: ours.graphs.slots for row in main if (ours := row.variants.get(OURS.name)) and ours.graphs}
+    tables = next(variant.name for variant in ABLATIONS if variant.without == "indirect")
+    names = [
+        name
+        for name, result in ablated.items()
+        if tables not in result.variants and set(slots.get(result.workload, ["unknown"])) <= {"patch", "static"}
+    ]
+    return f" Not measured where no slot has either: {', '.join(names)}." if names else ""
 
 
 def switched_off() -> str:

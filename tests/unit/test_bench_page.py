@@ -134,15 +134,40 @@ def test_a_run_with_techniques_switched_off_is_beside_the_row_not_in_its_place()
     main, _ = choosing.chosen(results, pool=False)
     assert main == [ordinary]
     assert choosing.ablated(results, main) == [off]
-    text = page.ablation_table(choosing.marked([off], main))
+    text = page.ablation_table(choosing.marked([off], main), main)
     assert "| DLRM |" in text and "1.50" in text
-    assert "`without indirect` is `engine = 'patch'`" in text and page.switched_off() not in page.ablation_table({})
+    assert "`without indirect` is `engine = 'patch'`" in text and page.switched_off() not in page.ablation_table(
+        {}, main
+    )
     published = {"workloads": {"DLRM": {"transform_over_stock": 2.0, "stock_over_none": 1.5}}}
     table = paper.workloads_table(main, [off], published)
     assert f"2.00{TIMES} | 1.50{TIMES} |" in table, "60 without, 40 with"
     assert f"1.50{TIMES} | 1.25{TIMES} |" in table, "100 and 80, of the ordinary run"
     assert f"2.00{TIMES} | not measured |" in paper.workloads_table(main, [], published)
     assert choosing.chosen([off], pool=False)[0] == [off], "where there is nothing else, it is the row"
+
+
+@pytest.mark.parametrize(
+    ("slots", "measured", "said"),
+    [
+        ({"patch": 3, "static": 2}, False, True),
+        ({"patch": 3, "copy": 1}, False, False),
+        ({"indirect": 3}, False, False),
+        (None, False, False),
+        ({"patch": 3}, True, False),
+    ],
+)
+def test_page_says_where_tables_and_copies_serve_nothing_that_could_be_switched_off(slots, measured, said):
+    ordinary, off = result("DLRM", 100, 80, 50, 45), result("DLRM", 100, 80, 40, 35)
+    graphs = ordinary.variants["ours"].graphs
+    assert graphs is not None
+    graphs.slots = slots
+    if slots is None:
+        del ordinary.variants["ours"]
+    if measured:
+        off.variants["ours-no-indirect"] = variant(60)
+    text = page.ablation_table({"DLRM (a commit)": off}, [ordinary])
+    assert ("Not measured where no slot has either: DLRM (a commit)." in text) is said
 
 
 def test_a_run_with_techniques_switched_off_at_another_commit_is_marked_with_it():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,16 +13,20 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import pygraph_inductor
+from pygraph_inductor.driver.captured_nodes import nodes_of
 from pygraph_inductor.driver.conditional_bodies import Conditional, conditionals_of
 from pygraph_inductor.driver.libcuda import bindings, checked
-from pygraph_inductor.driver.protocol import NodeKind
+from pygraph_inductor.driver.protocol import TABLE_WRITER, NodeKind
+from pygraph_inductor.recording.indirection import Steering, Watching
 from pygraph_inductor.recording.record import Recording
 from pygraph_inductor.replay.plan import Engine
+from pygraph_inductor.settings import Settings
 from tests.gpu.child_graphs import child_graph
 from tests.gpu.comparing import CALLS, agree, compiled
 from tests.gpu.conditional_graphs import add_conditional, captured_into, conditional_body
+from tests.gpu.device_conditions import DECIDES, body_if, do_if, is_set, new_flag
 from tests.gpu.test_indirect import expect_twins, is_twin, launch_inside, names, randn, recorded_functions, recordings
-from tests.gpu.test_recorded_function import Generated, bf
+from tests.gpu.test_recorded_function import Generated, bf, bits
 
 if not hasattr(bindings(), "cuGraphConditionalHandleCreate"):
     pytest.skip("needs CUDA 12.3", allow_module_level=True)
@@ -223,3 +227,160 @@ def test_operator_in_a_body_lets_all_slots_be_copied(entered: bool) -> None:
     (recording,) = generated.recordings
     assert [slot.engine for slot in recording.player.plan.slots] == [Engine.COPY] * 3
     assert recording.log.nodes["memcpy"] == 3 and recording.player.staged == 0
+
+
+# -- where the device decides in each replay whether they are executed
+
+# By call. Hand-written functions are recorded on the second one.
+FLAGS = pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((1, 1, 0, 0, 1, 0, 1, 1, 0), id="entered when recorded"),
+        pytest.param((0, 0, 1, 1, 0, 1, 0, 0, 1), id="not entered when recorded"),
+        pytest.param((1, 0, 1, 0, 0, 1, 1, 0, 0), id="entered before, not when recorded"),
+    ],
+)
+ENGINES = pytest.mark.parametrize("setting", ["indirect", "auto"])
+
+
+def test_kernel_that_sets_the_condition_changes_nothing_in_what_is_known_of_bodies() -> None:
+    """And it does set the condition: this is the test of the kernel, before anything of ours replays it."""
+    x, y, flag = torch.randn(64, device="cuda"), torch.empty(64, device="cuda"), new_flag(0)
+    doubled = torch.mul(x, 2, out=y).clone()
+    assert not is_set(flag)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        do_if(flag, lambda: torch.mul(x, 2, out=y))
+    decides, conditional, inside = [read.node for read in nodes_of(graph.raw_cuda_graph())]
+    assert decides.name == DECIDES and decides.updatable and not decides.conditional
+    assert [area.size for area in decides.areas] == [8, 8] and decides.areas[1].word(0) == flag.data_ptr()
+    assert (conditional.kind, conditional.identity) == (NodeKind.CONDITIONAL, ("IF", 1))
+    assert inside.kind is NodeKind.KERNEL and inside.conditional and not inside.updatable
+    graph.instantiate()
+    for value in (1, 0, 0, 1, 1, 0):
+        y.zero_()
+        flag.fill_(value)
+        graph.replay()
+        assert torch.equal(y, doubled if value else torch.zeros_like(x)), value
+
+
+def decided(
+    flags: Sequence[int], body: Callable[..., Any], plain: Callable[..., Any], setting: str, **facts: Any
+) -> Recording:
+    """The recording of a function of two tensors and the flag that decides, after calls with these flags, which gave
+    and wrote (to the first tensor) what `plain` does. Each call has tensors of its own.
+    """
+    generated = Generated(body, settings=Settings(engine=setting, strict=True), **facts)
+    calls = []
+    for value in flags:  # before the first call: what captures launch must have been launched
+        x, y = bf(64, 64), bf(64, 64)
+        changed = x.clone()
+        calls.append((x, y, new_flag(value), changed, plain(changed, y, value)))
+    for number, (x, y, flag, changed, want) in enumerate(calls):
+        (got,) = generated.call([x, y, flag])
+        assert torch.equal(bits(got), bits(want)), f"call {number}"
+        assert torch.equal(bits(x), bits(changed)), f"call {number}"
+    # Nor did a later call write to them.
+    assert all(torch.equal(bits(x), bits(changed)) for x, _, _, changed, _ in calls)
+    (recording,) = generated.recordings
+    assert recording.count() == len(flags) - 2, generated.log.reasons
+    expect_copies(recording)
+    return recording
+
+
+def expect_copies(recording: Recording) -> None:
+    assert {slot.engine for slot in recording.player.plan.slots} == {Engine.COPY} and recording.player.staged == 0
+    assert not any(map(is_twin, names(recording))) and names(recording).count(DECIDES) == 1
+    kinds = [node.kind for node in recording.graph.nodes]
+    assert kinds.count(NodeKind.CONDITIONAL) == 1 and NodeKind.OTHER not in kinds
+    # Of the kernels, none is told another address.
+    bound = {binding.node for slot in recording.player.plan.slots for binding in slot.bindings}
+    assert {kinds[node] for node in bound} == {NodeKind.MEMCPY}
+
+
+@FLAGS
+@ENGINES
+def test_body_is_executed_in_those_replays_whose_flag_says_so(setting: str, flags: Sequence[int]) -> None:
+    between = bf(64, 64)
+
+    def body(empty: Callable[..., Any], x: torch.Tensor, y: torch.Tensor, flag: torch.Tensor) -> Any:
+        torch.cos(y, out=between)
+        do_if(flag, lambda: torch.sin(x, out=between))
+        out = empty((64, 64), (64, 1), torch.bfloat16)
+        torch.add(between, y, out=out)
+        return (out,)
+
+    def plain(x: torch.Tensor, y: torch.Tensor, value: int) -> torch.Tensor:
+        return (torch.sin(x) if value else torch.cos(y)) + y
+
+    assert decided(flags, body, plain, setting).log.nodes["memcpy"] == 4
+
+
+@FLAGS
+@ENGINES
+def test_body_writes_to_an_input_in_those_replays_whose_flag_says_so(setting: str, flags: Sequence[int]) -> None:
+    def body(empty: Callable[..., Any], x: torch.Tensor, y: torch.Tensor, flag: torch.Tensor) -> Any:
+        do_if(flag, lambda: x.mul_(y))
+        out = empty((64, 64), (64, 1), torch.bfloat16)
+        torch.add(x, y, out=out)
+        return (out,)
+
+    def plain(x: torch.Tensor, y: torch.Tensor, value: int) -> torch.Tensor:
+        return (x.mul_(y) if value else x) + y
+
+    # The three inputs to buffers, and from there the one that is written and the output.
+    assert decided(flags, body, plain, setting, mutated_inputs=frozenset({0})).log.nodes["memcpy"] == 5
+
+
+def generated_kernels_in_a_body_if(flag: torch.Tensor, flags: Sequence[int]) -> Recording:
+    """The recording of a compiled function whose kernels are there, after calls with these flags, each with tensors of
+    its own. The first of them is the one that is recorded.
+    """
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.mul_(y)
+
+    recorded, call = compiled_inside(lambda: body_if(flag), function, randn(300), randn(300))
+    runs = recorded._run
+
+    def run(inputs: list[Any]) -> Any:
+        if torch.cuda.is_current_stream_capturing() or is_set(flag):
+            return runs(inputs)
+        inputs.clear()
+        return ()
+
+    recorded._run = run
+    kept = []
+    for value in flags:
+        x, y = randn(300), randn(300)
+        want = x * y if value else x.clone()
+        flag.fill_(value)
+        call(x, y)
+        kept.append((x, y, want))
+    assert [torch.equal(x, want) for x, _, want in kept] == [True] * len(flags)
+    (recording,) = recorded._entries.recordings().values()
+    assert recording.count() >= len(flags) - 2
+    return recording
+
+
+@FLAGS
+def test_generated_kernels_in_a_body_that_somebody_elses_kernel_decides_about_are_given_copies(
+    engine: None, flags: Sequence[int]
+) -> None:
+    expect_copies(generated_kernels_in_a_body_if(new_flag(0), flags[1:]))
+
+
+@FLAGS
+def test_twins_in_a_body_read_the_table_of_those_replays_that_enter_it(
+    engine: None, flags: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the kernel that decides were known to have all its addresses among its parameters, which it has."""
+    for indirection in (Watching, Steering):
+        known = indirection.open_kernels
+        monkeypatch.setattr(indirection, "open_kernels", lambda self, known=known: known(self) | {DECIDES})
+    recording = generated_kernels_in_a_body_if(new_flag(0), flags[1:])
+    assert {slot.engine for slot in recording.player.plan.slots} == {Engine.INDIRECT}
+    kernels = [node for node in recording.graph.nodes if node.kind is NodeKind.KERNEL]
+    assert [node.name for node in kernels[:2]] == [TABLE_WRITER, DECIDES]
+    assert kernels[2:] and all(node.conditional and is_twin(node.name) for node in kernels[2:])
+    assert recording.player.staged == 0 and "memcpy" not in recording.log.nodes

@@ -10,11 +10,10 @@ GPU keeps up; latency is one call and a wait for the device. "nothing" is the it
 generated code does, wrapped, and freed by the caller. "replay" is the plain call captured whole and replayed raw. The
 floor is what cannot be avoided: both together.
 
-A call that is made alone, after a wait for the device, takes the host longer than one of a burst, also where nothing is
-launched at all. So every round has a few single calls, each in two parts: until it returned (`alone`), and the wait
-after it. The floor of the latency is of single calls, too: "nothing" until it returned, since whatever makes a call
-alone slow makes this one slow, and the raw replay's latency, which has a wait of its own. What the device itself takes
-is measured after the rounds (`on_device`).
+Every round has a few single calls as well (`host_cost_timing.py`), each in two parts: until it returned (`alone`), and
+the wait after it. The floor of the latency is of single calls, too: "nothing" until it returned, since whatever makes a
+call alone slow makes this one slow, and the raw replay's latency, which has a wait of its own. What the device itself
+takes is measured after the rounds (`on_device`).
 
 Of training steps, which `--training` adds, "nothing" also has what the iteration does around the functions: gradients
 dropped, autocast entered, as many saved tensors, autograd's engine, and a new gradient for every parameter. No step
@@ -26,35 +25,45 @@ Where our time goes is measured beside it, in the same rounds, since what state 
 "guards" is the function compiled without AOTAutograd, timed within its calls (`bare_frame.guards_only`); after the
 bursts of "nothing" and of ours, in another one each, what "nothing" takes to make outputs, and the phases of our
 launcher. `split` puts them together; `split_alone` does it with the same of single calls. After the rounds Python's
-profiler lists the functions of one call (`host_profile.py`). Needs a CUDA device.
+profiler lists the functions of one call (`host_profile.py`). Of training steps two more frames tell apart what our path
+spends outside of the launcher (`host_cost_training.py`), and torch's profiler lists autograd's nodes and operators
+(`event_profile.py`). Needs a CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import functools
-import gc
-import itertools
 import json
-import operator
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pygraph_inductor.recording.record import Recording
-from scripts.bench import bare_frame, facts, host_cost_page, host_profile
-from scripts.bench.registry import Draw, all_workloads, call_once
+from scripts.bench import bare_frame, event_profile, facts, host_cost_page, host_profile
+from scripts.bench.host_cost_recordings import launchers, over_rounds, phases
+from scripts.bench.host_cost_rows import ROWS, TRAINING, Row
+from scripts.bench.host_cost_timing import (
+    BURST,
+    SINGLES,
+    Calls,
+    Function,
+    Iterate,
+    Stopwatch,
+    Times,
+    burst,
+    in_a_burst,
+    one_by_one,
+    one_round,
+    settle,
+    wait,
+)
+from scripts.bench.host_cost_training import Frames
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
-BURST = 20  # calls: the launch queue never fills
-SINGLES = 3  # calls alone in a round: one is a thin sample, and of more a round would take longer
-SETTLE = 40  # calls before anything is timed
 ON_DEVICE = 10  # calls for what the device takes
 CYCLES = 2000  # of the GPU's clock, about a microsecond
 NOTHING = Variant("nothing", "nothing", "default")
@@ -62,128 +71,13 @@ GUARDS = Variant("guards", "guards", "default")
 REPLAY = Variant("replay", "raw replay", "default")
 COMPARED = (NOTHING, EAGER, INDUCTOR, STOCK, OURS, REPLAY)
 COMPARED_IN_TRAINING = (NOTHING, STOCK, OURS, REPLAY)
-Function = Callable[..., Any]
-Iterate = Callable[[Sequence[Any]], Any]  # one iteration, on these inputs
-Calls = Callable[[Iterate, Sequence[Sequence[Any]]], int]  # makes iterations, and says how many
 
 
-@dataclass(frozen=True)
-class Row:
-    """A function, its inputs, new for every burst, and what one iteration does with them.
+def measure(row: Row, rounds: int, keep: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
+    """Microseconds by variant, in bursts and alone; the floor; where ours goes; what the device takes.
 
-    `training`: the iteration has a backward.
+    `keep` gets all of it before a profiler has run.
     """
-
-    name: str
-    make: Callable[[], Function]
-    draw: Callable[[], Sequence[Any]]
-    drive: Callable[[Function, Sequence[Any]], Any] = call_once
-    training: bool = False
-
-
-def training_row(workload: str, title: str) -> Row:
-    """A training step of the benchmark."""
-    program, setting = all_workloads()[workload].program(torch.device("cuda"), tiny=False)
-    draw = Draw(setting)
-    return Row(title, lambda: program.function, lambda: program.fresh(draw), program.drive, training=True)
-
-
-def randn(*size: int) -> torch.Tensor:
-    return torch.randn(*size, device="cuda")
-
-
-def double(x: torch.Tensor) -> torch.Tensor:
-    return x * 2 + 1
-
-
-def mlp() -> Function:
-    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
-    return torch.nn.Sequential(*layers).cuda().eval()
-
-
-def fold(*tensors: torch.Tensor) -> torch.Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = torch.tanh(total + tensor)
-    return total
-
-
-def each(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [double(tensor) for tensor in tensors]
-
-
-def into_cache(cache: torch.Tensor, new: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """What a decode step does to its cache: one position written in place, and read."""
-    cache.index_copy_(1, place, new)
-    return torch.tanh(cache[:, :8]).sum(dim=1)
-
-
-def cache_step() -> list[torch.Tensor]:
-    return [_cache(), randn(16, 1, 1024), torch.randint(8, (1,), device="cuda")]
-
-
-@functools.cache
-def _cache() -> torch.Tensor:
-    return randn(16, 3200, 1024)  # 200 MB, the same in every call
-
-
-ROWS = (
-    Row("one small kernel", lambda: double, lambda: [randn(1024)]),
-    Row("8-layer MLP", mlp, lambda: [randn(16, 256)]),
-    Row("48 moving inputs of 1 MB", lambda: fold, lambda: [randn(256, 1024) for _ in range(48)]),
-    Row("32 inputs, 32 outputs", lambda: each, lambda: [randn(1024) for _ in range(32)]),
-    Row("one input of 256 MB", lambda: double, lambda: [randn(64, 1 << 20)]),
-    Row("a cache of 200 MB in place", lambda: into_cache, cache_step),
-)
-
-
-TRAINING = (
-    (functools.partial(training_row, "BERT-MLM"), "BERT-base training step, 4 x 128, bf16"),
-    (functools.partial(training_row, "RN50-T"), "ResNet-50 training step, batch 8, bf16"),
-)
-
-
-@dataclass
-class Times:
-    """Microseconds a call: `host` in each burst; `alone` of every single call until it returned, and the wait after it.
-
-    Only what ends when the device does has waits, and so a latency.
-    """
-
-    host: list[float] = field(default_factory=list)
-    alone: list[float] = field(default_factory=list)
-    wait: list[float] = field(default_factory=list)
-
-    def summary(self) -> dict[str, float]:
-        """Medians over all bursts and over all single calls: those of the parts of a call are of the parts."""
-        low, middle, high = statistics.quantiles(self.host, n=4)
-        named = {"host": middle, "host_q1": low, "host_q3": high, "alone": statistics.median(self.alone)}
-        if self.wait:
-            named["wait"] = statistics.median(self.wait)
-            named["latency"] = statistics.median(map(operator.add, self.alone, self.wait))
-        return {name: round(value, 2) for name, value in named.items()}
-
-
-class Stopwatch:
-    """A function, and how long its calls took in all. Some 0.1 us of each are the clock's own."""
-
-    def __init__(self, function: Function) -> None:
-        self.function = function
-        self.spent = 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter_ns()
-        result = self.function(*args, **kwargs)
-        self.spent += time.perf_counter_ns() - start
-        return result
-
-    def read(self) -> float:
-        """Seconds, as `time.perf_counter` tells them, of a clock that runs only within the calls."""
-        return self.spent / 1e9
-
-
-def measure(row: Row, rounds: int) -> dict[str, Any]:
-    """Microseconds by variant, in bursts and alone; the floor; where ours goes; what the device takes."""
     torch._dynamo.reset()  # rows that share a function would compile it for any size, with other guards
     function = row.make()
     compared = COMPARED_IN_TRAINING if row.training else COMPARED
@@ -195,6 +89,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     timed: set[Any] = set()
     with active(INDUCTOR):
         replay = captured(row, calls[INDUCTOR])
+    frames = Frames(row, function) if row.training else None
     for number in range(rounds + 1):
         for variant, taken in times.items():
             sets = [row.draw() for _ in range(2 if variant is REPLAY else 4)]
@@ -203,7 +98,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                 begin_iteration(variant)
                 if not number:
                     settle(one, sets)
-                burst, singles = _one_round(one, sets, watch.read if variant is GUARDS else time.perf_counter)
+                in_burst, singles = one_round(one, sets, watch.read if variant is GUARDS else time.perf_counter)
                 if number and variant is NOTHING:
                     outputs.host.append(making_outputs(one, sets, in_a_burst))
                     outputs.alone.append(making_outputs(one, sets, one_by_one))
@@ -213,10 +108,9 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                 elif variant is OURS:
                     timed = launchers()
             if number:
-                taken.host.append(burst)
-                taken.alone += [alone for alone, _ in singles]
-                if variant is not GUARDS:  # whose clock stands still in a wait
-                    taken.wait += [wait for _, wait in singles]
+                taken.add(in_burst, singles, waits=variant is not GUARDS)  # whose clock stands still in a wait
+        if frames is not None:
+            frames.turn(number)
     found: dict[str, Any] = {variant.name: taken.summary() for variant, taken in times.items()}
     found["floor"] = floor(found[NOTHING.name], found[REPLAY.name], row.training)
     found["training"] = row.training
@@ -231,8 +125,15 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     for variant, one in ((OURS, ours), (REPLAY, lambda _: replay())):
         with active(variant):
             found[variant.name] |= on_device(one, [row.draw() for _ in range(4)], found[variant.name]["alone"])
-    if not row.training:
+    if frames is not None:
+        found["step"] = frames.summary(found)
+    keep(found)
+    if frames is None:
         found["functions"] = functions_of(ours, [row.draw() for _ in range(4)])
+    else:
+        nothing = functools.partial(row.drive, calls[NOTHING])
+        steps: dict[Variant, Iterate] = {NOTHING: nothing, **frames.steps(), OURS: ours}
+        found["events"] = event_profile.compared(steps, [row.draw() for _ in range(4)], wait)
     return found
 
 
@@ -260,19 +161,6 @@ def split(found: dict[str, Any], figure: str, phases: dict[str, float]) -> dict[
         "driver": driver,
     }
     return {name: round(value, 2) for name, value in parts.items()}
-
-
-def settle(one: Iterate, sets: Sequence[Sequence[Any]]) -> None:
-    """Compile, record, and go on until it is decided for every function whether its graph is used."""
-    for number in range(SETTLE):
-        one(sets[number % len(sets)])
-        wait()
-
-
-def wait() -> None:
-    """Until the device is done, where there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def captured(row: Row, call: Function) -> Callable[[], Any]:
@@ -305,84 +193,7 @@ def making_outputs(one: Iterate, sets: Sequence[Sequence[Any]], make_calls: Call
 def functions_of(one: Iterate, sets: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Who is on the way from our call to the launcher."""
     with active(OURS):
-        return host_profile.functions(lambda: _burst(one, sets), wait, BURST)
-
-
-def launchers() -> set[Any]:
-    """Those of all recordings. To look for them takes long, and the caches with it: not within a round that counts."""
-    return {
-        found.launcher
-        for found in gc.get_objects()
-        if type(found) is Recording and not found.closed and found.launcher is not None
-    }
-
-
-def phases(
-    one: Iterate, sets: Sequence[Sequence[Any]], launchers: Collection[Any], make_calls: Calls
-) -> dict[str, float]:
-    """Microseconds per iteration in each phase of the launcher in C, over all these launchers."""
-    for launcher in launchers:
-        launcher.time(True)
-    number = make_calls(one, sets)
-    total: collections.Counter[str] = collections.Counter()
-    for launcher in launchers:
-        total.update(launcher.spent())
-        launcher.time(False)
-    return {phase: spent / number / 1e3 for phase, spent in total.items()}
-
-
-def over_rounds(bursts: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Median and quartiles of each phase; none where no launcher was timed."""
-    cuts = {phase: statistics.quantiles([burst[phase] for burst in bursts], n=4) for phase in bursts[0]}
-    return {
-        name: {phase: round(values[place], 2) for phase, values in cuts.items()}
-        for name, place in (("phases", 1), ("phases_q1", 0), ("phases_q3", 2))
-    }
-
-
-def _one_round(
-    one: Iterate, sets: Sequence[Sequence[Any]], now: Callable[[], float]
-) -> tuple[float, list[tuple[float, float]]]:
-    """Microseconds of `now` per call in a burst; and of single calls: until it returned, and of the wait after it."""
-    for inputs in sets:
-        one(inputs)
-    wait()
-    start = now()
-    _burst(one, sets)
-    burst = (now() - start) / BURST
-    wait()
-    singles = []
-    for inputs in _singles(sets):
-        start = now()
-        one(inputs)
-        returned = now()
-        wait()
-        singles.append(((returned - start) * 1e6, (now() - returned) * 1e6))
-    return burst * 1e6, singles
-
-
-def in_a_burst(one: Iterate, sets: Sequence[Sequence[Any]]) -> int:
-    """Make calls one right after the other, and wait for them; how many."""
-    _burst(one, sets)
-    wait()
-    return BURST
-
-
-def one_by_one(one: Iterate, sets: Sequence[Sequence[Any]]) -> int:
-    """Make calls that each find the device idle; how many."""
-    for inputs in _singles(sets):
-        one(inputs)
-        wait()
-    return SINGLES
-
-
-def _burst(one: Iterate, sets: Sequence[Sequence[Any]]) -> None:
-    for number in range(BURST):
-        one(sets[number % len(sets)])
-
-
-def _singles(sets: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    return itertools.islice(itertools.cycle(sets), SINGLES)
+        return host_profile.functions(lambda: burst(one, sets), wait, BURST)
 
 
 def on_device(one: Iterate, sets: Sequence[Sequence[Any]], host: float) -> dict[str, float]:
@@ -432,9 +243,12 @@ def run(
     }
 
     def add(name: str, row: Row, rounds: int) -> None:
-        measured[name] = measure(row, rounds)
-        if keep is not None:
-            keep(found)
+        def so_far(numbers: dict[str, Any]) -> None:
+            measured[name] = numbers
+            if keep is not None:
+                keep(found)
+
+        so_far(measure(row, rounds, so_far))
 
     def wanted(name: str) -> bool:
         return not only or any(part in name for part in only)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.bench import host_cost_alone, host_cost_goals
+from scripts.bench import host_cost_alone, host_cost_goals, host_cost_training_page
 from scripts.bench.markdown import table
 
 COLUMNS = ("nothing", "eager", "inductor", "stock", "ours", "replay", "floor")
@@ -103,6 +103,7 @@ def page(result: dict[str, Any]) -> str:
         *_phases(rows),
         *host_cost_alone.section(result),
         *_functions(rows),
+        *host_cost_training_page.events(rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -143,7 +144,10 @@ def _split(rows: dict[str, Any]) -> list[str]:
             if "split" in variants and bool(variants["training"]) is training
         ]
         lines += ["", table(heads, cells)] if cells else []
-    return ["", "## Where our time goes", "", *_ABOUT_SPLIT.splitlines(), *lines] if lines else []
+    if not lines:
+        return []
+    steps = host_cost_training_page.parts(rows)
+    return ["", "## Where our time goes", "", *_ABOUT_SPLIT.splitlines(), *lines, *steps]
 
 
 def _split_cells(name: str, variants: dict[str, Any]) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 LONGEST = 400
 _ROOT = f"{Path(__file__).resolve().parent.parent.parent}/"
@@ -27,3 +28,16 @@ def last_words(lines: Sequence[str], raised: bool) -> str:
         if found is not None:
             return brief(found)
     return brief(said[-1]) if said else "no output"
+
+
+def reason_of(error: Exception) -> str:
+    """What was raised, and what it says."""
+    return brief(f"{type(error).__name__}: {error}")
+
+
+def or_reason(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `measure` gives, or why it gives nothing, as `failed`: for what must not cost anything else its numbers."""
+    try:
+        return measure()
+    except Exception as error:
+        return {"failed": reason_of(error)}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from scripts.bench import bare_frame, host_cost
+from scripts.bench import bare_frame, host_cost_rows
 from scripts.bench.registry import call_once, tensors_of
 from scripts.bench.variants import INDUCTOR, compiled
 
@@ -54,7 +54,7 @@ def clean() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """What the place of the generated code returned, call by call."""
     seen: list[list[Any]] = []
-    original = bare_frame._Maker.__call__
+    original = bare_frame.Piece.__call__
 
     def watched(self: Any, inputs: list[Any]) -> list[Any]:
         results = original(self, inputs)
@@ -62,7 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
         seen.append([value.data_ptr() if isinstance(value, torch.Tensor) else value for value in results])
         return results
 
-    monkeypatch.setattr(bare_frame._Maker, "__call__", watched)
+    monkeypatch.setattr(bare_frame.Piece, "__call__", watched)
     return seen
 
 
@@ -121,9 +121,9 @@ def test_a_change_that_guards_see_is_seen() -> None:
 @pytest.mark.parametrize(
     "function, sizes, results",
     [
-        (host_cost.double, [(4, 4)], 1),
-        (host_cost.fold, [(2, 3)] * 5, 1),
-        (host_cost.each, [(8,)] * 6, 6),
+        (host_cost_rows.double, [(4, 4)], 1),
+        (host_cost_rows.fold, [(2, 3)] * 5, 1),
+        (host_cost_rows.each, [(8,)] * 6, 6),
         (lambda x: (x, x.view(-1), x + 1), [(2, 3)], 1),  # what aliases an input is not the generated code's
     ],
 )
@@ -144,7 +144,7 @@ def test_outputs_without_gradients_are_all_new(
 
 def test_a_written_input_is_left_alone(calls: list[list[Any]]) -> None:
     cache, new, place = torch.randn(2, 16, 4), torch.randn(2, 1, 4), torch.tensor([3])
-    call, before = bare_frame.bare_frame(host_cost.into_cache), cache.clone()
+    call, before = bare_frame.bare_frame(host_cost_rows.into_cache), cache.clone()
     results = [call_once(call, (cache, new, place)) for _ in range(2)]
     assert len(calls) == 2 and torch.equal(cache, before) and cache._version == 2, "autograd hears of it all the same"
     assert all(result.shape == (2, 4) for result in results)
@@ -189,11 +189,11 @@ def operators(call: Any, inputs: Any) -> set[str]:
 
 def test_guards_alone_run_no_operator(calls: list[list[Any]]) -> None:
     inputs = (torch.randn(2, 16, 4), torch.randn(2, 1, 4), torch.tensor([3]))
-    call, before = bare_frame.guards_only(host_cost.into_cache), inputs[0].clone()
+    call, before = bare_frame.guards_only(host_cost_rows.into_cache), inputs[0].clone()
     one = call_once(call, inputs)
     assert not operators(call, inputs) and not calls and call_once(call, inputs) is one
     assert torch.equal(inputs[0], before) and inputs[0]._version == 0 and one.shape == (2, 4)
-    assert {"aten::index_copy_", "aten::tanh"} <= operators(host_cost.into_cache, inputs), "they are seen"
+    assert {"aten::index_copy_", "aten::tanh"} <= operators(host_cost_rows.into_cache, inputs), "they are seen"
 
 
 def test_guards_alone_are_real_guards() -> None:
@@ -204,7 +204,7 @@ def test_guards_alone_are_real_guards() -> None:
     model.drop.p = 0.5
     call(tokens)
     assert counters["stats"]["unique_graphs"] == 2
-    sized = bare_frame.guards_only(host_cost.double)
+    sized = bare_frame.guards_only(host_cost_rows.double)
     for count, size in enumerate((4, 6, 9), start=3):
         for _ in range(2):
             assert sized(torch.randn(size)).shape == (size,), (
@@ -223,11 +223,11 @@ def test_a_size_that_guards_alone_return_is_a_number() -> None:
 
 def test_guards_alone_have_an_entry_of_their_own() -> None:
     given = torch.randn(4)
-    one, other = bare_frame.guards_only(host_cost.double), bare_frame.guards_only(host_cost.double)
-    real = torch.compile(host_cost.double, backend="eager")
+    one, other = bare_frame.guards_only(host_cost_rows.double), bare_frame.guards_only(host_cost_rows.double)
+    real = torch.compile(host_cost_rows.double, backend="eager")
     first = one(given)
     assert other(given) is not first and one(given) is first
-    assert torch.equal(real(given), host_cost.double(given)) and one(given) is first
+    assert torch.equal(real(given), host_cost_rows.double(given)) and one(given) is first
     assert counters["stats"]["unique_graphs"] == 3
 
 

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.bench import bare_frame, facts, host_cost, host_cost_goals
+from scripts.bench import (
+    bare_frame,
+    event_profile,
+    facts,
+    host_cost,
+    host_cost_goals,
+    host_cost_recordings,
+    host_cost_rows,
+    host_cost_timing,
+)
 from scripts.bench.host_cost_page import page as page_of
 from scripts.bench.registry import call_once
 from scripts.bench.variants import INDUCTOR, OURS
@@ -94,7 +103,7 @@ def test_how_far_a_training_step_is_from_its_floor_is_a_ratio() -> None:
 
 
 def test_every_row_has_a_goal() -> None:
-    names = [row.name for row in host_cost.ROWS] + [title for _, title in host_cost.TRAINING]
+    names = [row.name for row in host_cost_rows.ROWS] + [title for _, title in host_cost.TRAINING]
     assert list(host_cost_goals.GOALS) == names
     assert "Not measured" not in host_cost_goals.about(dict.fromkeys(names))
     assert host_cost_goals.about(dict.fromkeys(names[1:])).endswith("Not measured: one small kernel (22, eager's).")
@@ -133,8 +142,8 @@ def test_launcher_says_where_its_time_goes() -> None:
         function(*one)
     if not any(recording.launcher for recording in function.recordings):
         pytest.skip("there is no compiler for the launcher in C")
-    for calls in (host_cost.in_a_burst, host_cost.one_by_one):
-        spent = host_cost.phases(lambda one: function(*one), inputs, host_cost.launchers(), calls)
+    for calls in (host_cost_timing.in_a_burst, host_cost_timing.one_by_one):
+        spent = host_cost_recordings.phases(lambda one: function(*one), inputs, host_cost.launchers(), calls)
         assert set(spent) == {"accept", "allocate", "tell", "launch", "wrap"} and all(spent.values())
     function(*inputs[0])
     [recording] = function.recordings
@@ -173,7 +182,7 @@ def test_stopwatch_runs_only_within_the_calls() -> None:
         time.sleep(0.01)
         return number + more
 
-    watch = host_cost.Stopwatch(slow)
+    watch = host_cost_timing.Stopwatch(slow)
 
     def drive() -> int:
         time.sleep(0.5)
@@ -187,9 +196,9 @@ def test_stopwatch_runs_only_within_the_calls() -> None:
 def test_making_outputs_is_a_part_of_the_frame_and_grows_with_their_number(undisturbed: None) -> None:
     few = [torch.randn(8)]
     many = [torch.randn(8) for _ in range(64)]
-    frame = bare_frame.bare_frame(host_cost.each)
+    frame = bare_frame.bare_frame(host_cost_rows.each)
     spent = [
-        host_cost.making_outputs(lambda one: call_once(frame, one), [inputs] * 4, host_cost.in_a_burst)
+        host_cost.making_outputs(lambda one: call_once(frame, one), [inputs] * 4, host_cost_timing.in_a_burst)
         for inputs in (few, many)
     ]
     start = time.perf_counter()
@@ -198,11 +207,11 @@ def test_making_outputs_is_a_part_of_the_frame_and_grows_with_their_number(undis
     assert 0 < 4 * spent[0] < spent[1] < (time.perf_counter() - start) / 100 * 1e6
 
 
-@pytest.mark.parametrize("calls", [host_cost.in_a_burst, host_cost.one_by_one])
+@pytest.mark.parametrize("calls", [host_cost_timing.in_a_burst, host_cost_timing.one_by_one])
 def test_every_burst_is_timed_on_its_own(
-    undisturbed: None, monkeypatch: pytest.MonkeyPatch, calls: host_cost.Calls
+    undisturbed: None, monkeypatch: pytest.MonkeyPatch, calls: host_cost_timing.Calls
 ) -> None:
-    frame = bare_frame.bare_frame(host_cost.double)
+    frame = bare_frame.bare_frame(host_cost_rows.double)
     clock = itertools.count(step=500)
     monkeypatch.setattr(bare_frame, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(clock)))
     for _ in range(2):
@@ -233,22 +242,25 @@ def test_single_calls_are_timed_until_they_returned_and_in_the_wait_after_it(mon
         waits.append(1)
         clock.pass_by(1000)
 
-    monkeypatch.setattr(host_cost, "wait", wait)
-    burst, singles = host_cost._one_round(one, [[1], [2]], clock.read)
-    assert burst == pytest.approx(2 + 9.5) and host_cost.BURST == 20
-    assert singles == [pytest.approx((22 + number, 1000)) for number in range(host_cost.SINGLES)]
-    assert waits == [0, 0, 1, *[0] * 20, 1, *[0, 1] * host_cost.SINGLES], "each finds an idle device"
+    monkeypatch.setattr(host_cost_timing, "wait", wait)
+    burst, singles = host_cost_timing.one_round(one, [[1], [2]], clock.read)
+    assert burst == pytest.approx(2 + 9.5) and host_cost_timing.BURST == 20
+    assert singles == [pytest.approx((22 + number, 1000)) for number in range(host_cost_timing.SINGLES)]
+    assert waits == [0, 0, 1, *[0] * 20, 1, *[0, 1] * host_cost_timing.SINGLES], "each finds an idle device"
     waits.clear()
-    assert host_cost.one_by_one(one, [[1], [2]]) == host_cost.SINGLES and waits == [0, 1] * host_cost.SINGLES
+    assert (
+        host_cost_timing.one_by_one(one, [[1], [2]]) == host_cost_timing.SINGLES
+        and waits == [0, 1] * host_cost_timing.SINGLES
+    )
     waits.clear()
-    assert host_cost.in_a_burst(one, [[1], [2]]) == host_cost.BURST and waits == [*[0] * 20, 1]
+    assert host_cost_timing.in_a_burst(one, [[1], [2]]) == host_cost_timing.BURST and waits == [*[0] * 20, 1]
 
 
 def test_a_latency_is_the_median_of_whole_calls() -> None:
-    times = host_cost.Times(host=[1.0, 2.0, 3.0], alone=[1.0, 2.0, 30.0], wait=[10.0, 40.0, 5.0])
+    times = host_cost_timing.Times(host=[1.0, 2.0, 3.0], alone=[1.0, 2.0, 30.0], wait=[10.0, 40.0, 5.0])
     summary = times.summary()
     assert (summary["alone"], summary["wait"], summary["latency"]) == (2.0, 10.0, 35.0)
-    only = host_cost.Times(host=[1.0, 2.0, 3.0], alone=[4.0]).summary()
+    only = host_cost_timing.Times(host=[1.0, 2.0, 3.0], alone=[4.0]).summary()
     assert only["alone"] == 4.0 and "wait" not in only and "latency" not in only
 
 
@@ -315,7 +327,8 @@ class Launcher:
         number, alone = divmod(self.times - 1, 2)
         us = {"accept": 0.5, "allocate": 0.5, "tell": 0.25 + alone, "launch": (1, 2, 3, 100)[number], "wrap": 0.25}
         return {
-            phase: int(spent * 1e3) * (host_cost.SINGLES if alone else host_cost.BURST) for phase, spent in us.items()
+            phase: int(spent * 1e3) * (host_cost_timing.SINGLES if alone else host_cost_timing.BURST)
+            for phase, spent in us.items()
         }
 
 
@@ -333,7 +346,7 @@ class Named:
 def without_gpu(undisturbed: None, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(host_cost, "compiled", lambda variant, function: Named(variant.name, function))
     monkeypatch.setattr(host_cost, "captured", lambda row, call: lambda: None)
-    monkeypatch.setattr(host_cost, "SETTLE", 2)
+    monkeypatch.setattr(host_cost_timing, "SETTLE", 2)
     return monkeypatch
 
 
@@ -344,7 +357,7 @@ def test_a_row_is_measured_with_its_parts(without_gpu: pytest.MonkeyPatch) -> No
 
     first, second = Launcher(), Launcher()
     without_gpu.setattr(host_cost, "launchers", lambda: {first, second})
-    row = host_cost.Row("a step", lambda: host_cost.double, lambda: [torch.randn(8)], drive, training=True)
+    row = host_cost_rows.Row("a step", lambda: host_cost_rows.double, lambda: [torch.randn(8)], drive, training=True)
     found = host_cost.measure(row, rounds=4)
     assert 0 < found["guards"]["host_q1"] <= found["guards"]["host"] < 900 < found["nothing"]["host"]
     assert not {"latency", "wait"} & set(found["guards"]) and {"latency", "wait"} < set(found["nothing"])
@@ -380,11 +393,28 @@ def test_parts_are_timed_in_every_round_after_the_burst_that_counts(without_gpu:
         seen.append(("look", launcher.on, False))
         return {launcher}
 
+    class Frames:
+        def __init__(self, row: Any, function: Any) -> None:
+            pass
+
+        def turn(self, number: int) -> None:
+            seen.append(("frames", launcher.on, False))
+
+        def steps(self) -> dict[Any, Any]:
+            return {}
+
+        def summary(self, found: Any) -> dict[str, Any]:
+            assert {"split", "split_alone"} <= set(found)
+            return {}
+
     without_gpu.setattr(host_cost, "launchers", launchers)
-    row = host_cost.Row("a step", lambda: host_cost.double, lambda: [torch.randn(8)], drive, training=True)
+    without_gpu.setattr(host_cost, "Frames", Frames)
+    without_gpu.setattr(event_profile, "compared", lambda steps, sets, wait: seen.append(("events", False, False)))
+    row = host_cost_rows.Row("a step", lambda: host_cost_rows.double, lambda: [torch.randn(8)], drive, training=True)
     host_cost.measure(row, rounds=3)
-    plain = host_cost.BURST + 4 + host_cost.SINGLES
-    parts = host_cost.BURST + host_cost.SINGLES
+    plain = host_cost_timing.BURST + 4 + host_cost_timing.SINGLES
+    parts = host_cost_timing.BURST + host_cost_timing.SINGLES
+    frames = ("frames", False, False, 1)
     in_round = [
         ("function", False, False, plain),
         ("function", False, True, parts),
@@ -392,11 +422,14 @@ def test_parts_are_timed_in_every_round_after_the_burst_that_counts(without_gpu:
         ("ours", False, False, plain),
         ("ours", True, False, parts),
         ("Stopwatch", False, False, plain),
+        frames,
     ]
-    settling = [(name, False, False, plain + host_cost.SETTLE) for name in ("function", "stock", "ours", "Stopwatch")]
+    settling = [
+        (name, False, False, plain + host_cost_timing.SETTLE) for name in ("function", "stock", "ours", "Stopwatch")
+    ]
     look = ("look", False, False, 1)
     runs = [(*one, len(list(calls))) for one, calls in itertools.groupby(seen)]
-    assert runs == [*settling[:3], look, settling[3], *in_round * 3, look]
+    assert runs == [*settling[:3], look, settling[3], frames, *in_round * 3, look, ("events", False, False, 1)]
 
 
 def test_the_device_s_time_is_of_ours_and_of_the_replay_after_the_rounds(without_gpu: pytest.MonkeyPatch) -> None:
@@ -412,7 +445,7 @@ def test_the_device_s_time_is_of_ours_and_of_the_replay_after_the_rounds(without
         return {"device": host + 1, "driven": driven[before:]}
 
     without_gpu.setattr(host_cost, "on_device", on_device)
-    row = host_cost.Row("a call", lambda: host_cost.double, lambda: [torch.randn(8)], drive)
+    row = host_cost_rows.Row("a call", lambda: host_cost_rows.double, lambda: [torch.randn(8)], drive)
     found = host_cost.measure(row, rounds=2)
     assert found[OURS.name]["driven"] == ["ours"] and found[host_cost.REPLAY.name]["driven"] == []
     assert {name for name, one in found.items() if isinstance(one, dict) and "device" in one} == {"ours", "replay"}
@@ -424,9 +457,9 @@ def test_launchers_of_a_row_are_found_and_timed(without_gpu: pytest.MonkeyPatch)
         return (namespace["empty_strided_cpu"]((8,), (1,), torch.float32).copy_(x),)
 
     ours = HandWritten(body)
-    without_gpu.setattr(host_cost, "SETTLE", 8)
+    without_gpu.setattr(host_cost_timing, "SETTLE", 8)
     without_gpu.setattr(host_cost, "compiled", lambda variant, function: ours if variant is OURS else function)
-    row = host_cost.Row("a call", lambda: host_cost.double, lambda: [torch.randn(8)])
+    row = host_cost_rows.Row("a call", lambda: host_cost_rows.double, lambda: [torch.randn(8)])
     found = host_cost.measure(row, rounds=2)
     if not host_cost.launchers():
         pytest.skip("there is no compiler for the launcher in C")
@@ -438,7 +471,7 @@ def test_a_graph_recorded_amid_the_rounds_leaves_the_parts_unknown(without_gpu: 
     first, late = Launcher(), Launcher()
     looks = iter([{first}, {first, late}])
     without_gpu.setattr(host_cost, "launchers", lambda: next(looks))
-    row = host_cost.Row("a call", lambda: host_cost.double, lambda: [torch.randn(8)])
+    row = host_cost_rows.Row("a call", lambda: host_cost_rows.double, lambda: [torch.randn(8)])
     found = host_cost.measure(row, rounds=2)
     assert not {"phases", "split", "phases_alone", "split_alone"} & set(found) and "host" in found["ours"]
     page = page_of({**json.loads((FOLDER / "host_cost.json").read_text()), "rows": {"a call": found}})
@@ -447,10 +480,10 @@ def test_a_graph_recorded_amid_the_rounds_leaves_the_parts_unknown(without_gpu: 
 
 def test_rows_are_chosen_by_parts_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_cost.facts, "environment", lambda device: {})
-    monkeypatch.setattr(host_cost, "measure", lambda row, rounds: rounds)
-    steps = [(lambda title, step=step: host_cost.Row(title, *[lambda: step] * 2), f"step {step}") for step in "AB"]
+    monkeypatch.setattr(host_cost, "measure", lambda row, rounds, keep: rounds)
+    steps = [(lambda title, step=step: host_cost_rows.Row(title, *[lambda: step] * 2), f"step {step}") for step in "AB"]
     monkeypatch.setattr(host_cost, "TRAINING", tuple(steps))
-    every = [row.name for row in host_cost.ROWS]
+    every = [row.name for row in host_cost_rows.ROWS]
     assert list(host_cost.run(60, "a", training=False)["rows"]) == every
     assert list(host_cost.run(60, "a", training=True)["rows"]) == [*every, "step A", "step B"]
     assert host_cost.run(60, "a", training=True, only=["step B", "MLP"])["rows"] == {"8-layer MLP": 60, "step B": 10}
@@ -471,8 +504,8 @@ def test_rows_that_share_a_function_are_compiled_for_their_own_sizes(
     monkeypatch.setattr(host_cost, "compiled", compiled)
     monkeypatch.setattr(host_cost, "captured", lambda row, call: lambda: call_once(call, row.draw()))
     monkeypatch.setattr(host_cost, "launchers", set)
-    monkeypatch.setattr(host_cost, "SETTLE", 1)
+    monkeypatch.setattr(host_cost_timing, "SETTLE", 1)
     for size in ((8,), (4, 6)):
-        row = host_cost.Row("a call", lambda: host_cost.double, lambda size=size: [torch.randn(size)])
+        row = host_cost_rows.Row("a call", lambda: host_cost_rows.double, lambda size=size: [torch.randn(size)])
         assert "split" not in host_cost.measure(row, rounds=2), "without the launcher its parts are unknown"
     assert not dynamic

@@ -226,15 +226,16 @@ def run(
     only: Sequence[str] = (),
     keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure the rows with a name in `only`, or a part of one; training steps with fewer rounds: they take longer.
+    """Measure the rows with a name in `only`, or a part of one.
 
     `keep` gets all rows so far after each of them.
     """
     torch._dynamo.config.recompile_limit = 64  # several variants share one function
     measured: dict[str, Any] = {}
-    found = {
+    found: dict[str, Any] = {
         "unit": "microseconds",
         "rounds": rounds,
+        "rounds_of_training": max(rounds // 2, 4),  # they take longer
         "calls_per_burst": BURST,
         "single_calls_per_round": SINGLES,
         "environment": facts.environment("cuda"),
@@ -258,7 +259,7 @@ def run(
             add(row.name, row, rounds)
     for build, title in TRAINING if training else ():
         if wanted(title):
-            add(title, build(title), max(rounds // 6, 4))
+            add(title, build(title), found["rounds_of_training"])
     return found
 
 

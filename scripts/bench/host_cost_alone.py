@@ -37,6 +37,11 @@ _NOT_MEASURED = (
 _LONGER = " `nothing`, which launches nothing, has a longer latency than that floor in: {}."
 
 
+def rounds_of_training(result: Mapping[str, Any]) -> str:
+    """How many rounds training steps have, in brackets. At first the data did not say."""
+    return f" (of training steps, {result.get('rounds_of_training', 'a sixth as many')})"
+
+
 def section(result: Mapping[str, Any]) -> list[str]:
     """Lines about rows that have a floor. Older data has fewer parts, or none."""
     rows, singles = result["rows"], result.get("single_calls_per_round")
@@ -46,7 +51,7 @@ def section(result: Mapping[str, Any]) -> list[str]:
     apart = {name: variants for name, variants in floored.items() if is_apart(variants)}
     lines = ["", "## One call alone"]
     if apart:
-        fewer = " (of training steps, a sixth as many)" if any(one["training"] for one in apart.values()) else ""
+        fewer = rounds_of_training(result) if any(one["training"] for one in apart.values()) else ""
         about = _ABOUT.format(singles=singles, rounds=result["rounds"], fewer=fewer)
         lines += ["", *about.splitlines(), "", _latencies(apart)]
     parts = [*_parts(apart, training=False), *_parts(apart, training=True)]

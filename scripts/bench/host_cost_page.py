@@ -75,7 +75,7 @@ def page(result: dict[str, Any]) -> str:
     # What was measured before raw replays were has no such columns.
     names = [name for name in COLUMNS if any(name in variants for variants in rows.values())]
     over = ["ours over the floor"] if "floor" in names else []
-    fewer = " (of training steps, a sixth as many)" if any("training step" in name for name in rows) else ""
+    fewer = host_cost_alone.rounds_of_training(result) if any("training step" in name for name in rows) else ""
     nothing = _NOTHING if any("training" in variants for variants in rows.values()) else _NOTHING_AT_FIRST
     alone = any(host_cost_alone.is_apart(variants) for variants in rows.values())
     heads = ["", *names, *over, "goal, at most", "met"]

@@ -105,3 +105,5 @@ def test_page_says_which_floor_it_is() -> None:
     assert "its latency [of calls alone](#one-call-alone)" in page
     assert "the floor on the host, of calls alone, and the raw replay's latency" in page
     assert "7 single calls in each of\n60 rounds (of training steps, a sixth as many)" in page
+    page = host_cost_page.page({**data, "rounds_of_training": 30})
+    assert page.count("(of training steps, 30)") == 2

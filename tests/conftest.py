@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := missing_gpu()):
             item.add_marker(pytest.mark.skip(reason=f"GPU test: {reason}"))
-    # All workers wait for a test that is alone, as it waits for all: least at the end, when they have little left to do.
+    # All workers wait for a test that is alone, as it waits for them: least at the end, where they have little to do.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from scripts.bench.host_cost_timing import Iterate
-from scripts.bench.reasons import or_reason
 from scripts.bench.variants import Variant, active
 
 STEPS = 10
@@ -28,16 +27,10 @@ Events = dict[str, tuple[float, float, float]]  # name -> times, own and total m
 def compared(
     steps: Mapping[Variant, Iterate], sets: Sequence[Sequence[Any]], wait: Callable[[], Any]
 ) -> dict[str, Any]:
-    """The events in which the last of these variants differs most from the first, per step; or why there are none.
+    """The events in which the last of these variants differs most from the first, per step.
 
     `own` is without what an event calls, so that it adds up: to `sum`, of all events, shown or not.
     """
-    return or_reason(lambda: _compared(steps, sets, wait))
-
-
-def _compared(
-    steps: Mapping[Variant, Iterate], sets: Sequence[Sequence[Any]], wait: Callable[[], Any]
-) -> dict[str, Any]:
     found: dict[str, Events] = {}
     for variant, one in steps.items():
         with active(variant):

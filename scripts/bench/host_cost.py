@@ -26,8 +26,9 @@ Where our time goes is measured beside it, in the same rounds, since what state 
 bursts of "nothing" and of ours, in another one each, what "nothing" takes to make outputs, and the phases of our
 launcher. `split` puts them together; `split_alone` does it with the same of single calls. After the rounds Python's
 profiler lists the functions of one call (`host_profile.py`). Of training steps two more frames tell apart what our path
-spends outside of the launcher (`host_cost_training.py`), and torch's profiler lists autograd's nodes and operators
-(`event_profile.py`). Needs a CUDA device.
+spends outside of the launcher (`host_cost_training.py`), and once all rows are measured, torch's profiler lists
+autograd's nodes and operators (`event_profile.py`): launching a graph takes a process that it once ran in several times
+as long. Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from scripts.bench.host_cost_timing import (
     wait,
 )
 from scripts.bench.host_cost_training import Frames
+from scripts.bench.reasons import or_reason
 from scripts.bench.variants import EAGER, INDUCTOR, OURS, STOCK, Variant, active, begin_iteration, compiled
 
 ON_DEVICE = 10  # calls for what the device takes
@@ -73,11 +75,8 @@ COMPARED = (NOTHING, EAGER, INDUCTOR, STOCK, OURS, REPLAY)
 COMPARED_IN_TRAINING = (NOTHING, STOCK, OURS, REPLAY)
 
 
-def measure(row: Row, rounds: int, keep: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
-    """Microseconds by variant, in bursts and alone; the floor; where ours goes; what the device takes.
-
-    `keep` gets all of it before a profiler has run.
-    """
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    """Microseconds by variant, in bursts and alone; the floor; where ours goes; what the device takes."""
     torch._dynamo.reset()  # rows that share a function would compile it for any size, with other guards
     function = row.make()
     compared = COMPARED_IN_TRAINING if row.training else COMPARED
@@ -127,14 +126,23 @@ def measure(row: Row, rounds: int, keep: Callable[[dict[str, Any]], None] = lamb
             found[variant.name] |= on_device(one, [row.draw() for _ in range(4)], found[variant.name]["alone"])
     if frames is not None:
         found["step"] = frames.summary(found)
-    keep(found)
-    if frames is None:
-        found["functions"] = functions_of(ours, [row.draw() for _ in range(4)])
     else:
-        nothing = functools.partial(row.drive, calls[NOTHING])
-        steps: dict[Variant, Iterate] = {NOTHING: nothing, **frames.steps(), OURS: ours}
-        found["events"] = event_profile.compared(steps, [row.draw() for _ in range(4)], wait)
+        found["functions"] = functions_of(ours, [row.draw() for _ in range(4)])
     return found
+
+
+def events(row: Row) -> dict[str, Any]:
+    """What autograd runs in a step where nothing is launched, without graphs, and in ours."""
+    torch._dynamo.reset()
+    function = row.make()
+    calls = {variant: compiled(variant, function) for variant in (INDUCTOR, OURS)}
+    calls = {NOTHING: bare_frame.bare_frame(function), **calls}
+    steps = {variant: functools.partial(row.drive, call) for variant, call in calls.items()}
+    sets = [row.draw() for _ in range(4)]
+    for variant, one in steps.items():
+        with active(variant):
+            settle(one, sets)
+    return event_profile.compared(steps, sets, wait)
 
 
 def floor(least: dict[str, float], replay: dict[str, float], training: bool) -> dict[str, float]:
@@ -224,12 +232,16 @@ def run(
     commit: str | None,
     training: bool,
     only: Sequence[str] = (),
-    keep: Callable[[dict[str, Any]], None] | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Measure the rows with a name in `only`, or a part of one.
 
-    `keep` gets all rows so far after each of them.
+    `keep` gets all rows so far after each of them, and again with each profile.
     """
+
+    def wanted(name: str) -> bool:
+        return not only or any(part in name for part in only)
+
     torch._dynamo.config.recompile_limit = 64  # several variants share one function
     measured: dict[str, Any] = {}
     found: dict[str, Any] = {
@@ -243,23 +255,19 @@ def run(
         "rows": measured,
     }
 
-    def add(name: str, row: Row, rounds: int) -> None:
-        def so_far(numbers: dict[str, Any]) -> None:
-            measured[name] = numbers
-            if keep is not None:
-                keep(found)
-
-        so_far(measure(row, rounds, so_far))
-
-    def wanted(name: str) -> bool:
-        return not only or any(part in name for part in only)
-
+    steps = []
     for row in ROWS:
         if wanted(row.name):
-            add(row.name, row, rounds)
+            measured[row.name] = measure(row, rounds)
+            keep(found)
     for build, title in TRAINING if training else ():
         if wanted(title):
-            add(title, build(title), found["rounds_of_training"])
+            steps.append(build(title))
+            measured[title] = measure(steps[-1], found["rounds_of_training"])
+            keep(found)
+    for step in steps:
+        measured[step.name]["events"] = or_reason(functools.partial(events, step))
+        keep(found)
     return found
 
 

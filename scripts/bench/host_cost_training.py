@@ -143,10 +143,6 @@ class Frames:
                 if kernels:
                     piece.launch = (self._graph_of or graph_of)(kernels)
 
-    def steps(self) -> dict[Variant, Iterate]:
-        """The steps of the second frame, where it works."""
-        return {AMID: functools.partial(self._row.drive, self._frames[AMID].call)} if self._failed is None else {}
-
     def summary(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """The frames' times, what they made and launched, and the parts of our time, where `found` has its `split`."""
         return {"failed": self._failed} if self._failed is not None else or_reason(lambda: self._summary(found))

@@ -21,10 +21,10 @@ and launching. The columns before the total add up to it. Beside it is what maki
 second frame, in place of what the launcher allocates and of the driver."""
 
 _ABOUT_EVENTS = """\
-By torch's profiler, of the host alone, in {steps} steps after the rounds: autograd's nodes, operators, and what else
-has a name, where ours differs most from `nothing`; in microseconds of a step, without what they call, and in brackets
-how often they run. `amid launches` is the second frame [above](#where-our-time-goes). The profiler's own cost is in
-every figure, and the launcher is in what calls it: they say where ours takes longer, not how long a step takes."""
+By torch's profiler, of the host alone, in {steps} steps after everything else: autograd's nodes, operators, and what
+else has a name, where ours differs most from `nothing`; in microseconds of a step, without what they call, and in
+brackets how often they run. The profiler's own cost is in every figure, most of all in launching graphs, and the
+launcher is in what calls it: they say where ours takes longer, not how long a step takes."""
 
 
 def parts(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -65,7 +65,7 @@ def events(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines += ["", *_ABOUT_EVENTS.format(steps=next(iter(taken.values()))["steps"]).splitlines()]
     for name, found in taken.items():
         variants = list(found["sum"])
-        heads = ["event", *("amid launches" if one == "amid" else one for one in variants), "ours, beyond nothing"]
+        heads = ["event", *variants, "ours, beyond nothing"]
         cells = [
             [f"`{one['event']}`", *(f"{one[v]['own']:.1f} ({one[v]['times']:.4g})" for v in variants), _beyond(one)]
             for one in found["events"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
@@ -14,7 +15,6 @@ import torch
 
 from scripts.bench import (
     bare_frame,
-    event_profile,
     facts,
     host_cost,
     host_cost_goals,
@@ -400,16 +400,12 @@ def test_parts_are_timed_in_every_round_after_the_burst_that_counts(without_gpu:
         def turn(self, number: int) -> None:
             seen.append(("frames", launcher.on, False))
 
-        def steps(self) -> dict[Any, Any]:
-            return {}
-
         def summary(self, found: Any) -> dict[str, Any]:
             assert {"split", "split_alone"} <= set(found)
             return {}
 
     without_gpu.setattr(host_cost, "launchers", launchers)
     without_gpu.setattr(host_cost, "Frames", Frames)
-    without_gpu.setattr(event_profile, "compared", lambda steps, sets, wait: seen.append(("events", False, False)))
     row = host_cost_rows.Row("a step", lambda: host_cost_rows.double, lambda: [torch.randn(8)], drive, training=True)
     host_cost.measure(row, rounds=3)
     plain = host_cost_timing.BURST + 4 + host_cost_timing.SINGLES
@@ -429,7 +425,7 @@ def test_parts_are_timed_in_every_round_after_the_burst_that_counts(without_gpu:
     ]
     look = ("look", False, False, 1)
     runs = [(*one, len(list(calls))) for one, calls in itertools.groupby(seen)]
-    assert runs == [*settling[:3], look, settling[3], frames, *in_round * 3, look, ("events", False, False, 1)]
+    assert runs == [*settling[:3], look, settling[3], frames, *in_round * 3, look]
 
 
 def test_the_device_s_time_is_of_ours_and_of_the_replay_after_the_rounds(without_gpu: pytest.MonkeyPatch) -> None:
@@ -480,13 +476,43 @@ def test_a_graph_recorded_amid_the_rounds_leaves_the_parts_unknown(without_gpu: 
 
 def test_rows_are_chosen_by_parts_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_cost.facts, "environment", lambda device: {})
-    monkeypatch.setattr(host_cost, "measure", lambda row, rounds, keep: rounds)
+    monkeypatch.setattr(host_cost, "measure", lambda row, rounds: {"rounds": rounds})
+    monkeypatch.setattr(host_cost, "events", lambda row: {"of": row.name})
     steps = [(lambda title, step=step: host_cost_rows.Row(title, *[lambda: step] * 2), f"step {step}") for step in "AB"]
     monkeypatch.setattr(host_cost, "TRAINING", tuple(steps))
     every = [row.name for row in host_cost_rows.ROWS]
     assert list(host_cost.run(60, "a", training=False)["rows"]) == every
     assert list(host_cost.run(60, "a", training=True)["rows"]) == [*every, "step A", "step B"]
-    assert host_cost.run(60, "a", training=True, only=["step B", "MLP"])["rows"] == {"8-layer MLP": 60, "step B": 30}
+    assert host_cost.run(60, "a", training=True, only=["step B", "MLP"])["rows"] == {
+        "8-layer MLP": {"rounds": 60},
+        "step B": {"rounds": 30, "events": {"of": "step B"}},
+    }
+
+
+def test_profiles_come_when_all_rows_are_measured_and_cost_them_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launching a graph takes longer in a process that was profiled, and what is written by then stays."""
+    done: list[str] = []
+    kept: list[dict[str, Any]] = []
+
+    def measure(row: Any, rounds: int) -> dict[str, Any]:
+        done.append(row.name)
+        return {}
+
+    def events(row: Any) -> dict[str, Any]:
+        done.append(f"profile of {row.name}")
+        raise ZeroDivisionError("no profiler")
+
+    monkeypatch.setattr(host_cost.facts, "environment", lambda device: {})
+    monkeypatch.setattr(host_cost, "measure", measure)
+    monkeypatch.setattr(host_cost, "events", events)
+    monkeypatch.setattr(host_cost, "ROWS", host_cost_rows.ROWS[:1])
+    steps = [(lambda title, step=step: host_cost_rows.Row(title, *[lambda: step] * 2), f"step {step}") for step in "AB"]
+    monkeypatch.setattr(host_cost, "TRAINING", tuple(steps))
+    host_cost.run(60, "a", training=True, keep=lambda found: kept.append(copy.deepcopy(found["rows"])))
+    first = host_cost_rows.ROWS[0].name
+    assert done == [first, "step A", "step B", "profile of step A", "profile of step B"]
+    assert kept[2] == {first: {}, "step A": {}, "step B": {}}
+    assert kept[-1]["step B"] == {"events": {"failed": "ZeroDivisionError: no profiler"}}
 
 
 def test_rows_that_share_a_function_are_compiled_for_their_own_sizes(

@@ -242,7 +242,6 @@ def test_pieces_launch_as_many_kernels_as_ours(ours: list[HandWritten], monkeypa
     anew, amid = summary[ANEW.name], summary[AMID.name]
     assert 0 < anew["making"]["host"] < anew["host"] and anew["launching"]["host"] == 0
     assert 0 < amid["launching"]["host"] < amid["host"] and 0 < amid["launching"]["alone"] < amid["alone"]
-    assert list(frames.steps()) == [AMID]
 
 
 @pytest.mark.parametrize(("kernels", "pieces", "shares"), [(7, 3, [3, 2, 2]), (6, 2, [3, 3]), (1, 2, [1, 0])])
@@ -377,20 +376,20 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch, ours: list[HandWritten]) -> pyt
 
 
 def test_a_row_is_measured_with_both_frames_and_a_profile(without_gpu: pytest.MonkeyPatch) -> None:
-    graphs, kept = Graphs(), []
+    graphs = Graphs()
     without_gpu.setattr(host_cost_training, "graph_of", graphs)
-    found = host_cost.measure(row_of(Model()), 3, lambda found: kept.append(dict(found)))
+    found = host_cost.measure(row_of(Model()), 3)
     assert graphs.made == [2, 1]
     if not host_cost.launchers():
         pytest.skip("there is no compiler for the launcher in C")
     for which, figure in (("parts", "host"), ("parts_alone", "alone")):
         assert sum(found["step"][which].values()) == pytest.approx(found["ours"][figure], abs=0.1)
-    assert list(found["events"]["sum"]) == ["nothing", "amid", "ours"]
-    assert len(kept) == 1 and "step" in kept[0] and "events" not in kept[0], "a profiler that crashes loses no more"
+    found["events"] = host_cost.events(row_of(Model()))
+    assert list(found["events"]["sum"]) == ["nothing", "inductor", "ours"]
     json.dumps(found)
     page = page_with(found)
     assert page.count("| a step |") == 6 and "## Events of one training step" in page
-    assert "| event | nothing | amid launches | ours | ours, beyond nothing |" in page
+    assert "| event | nothing | inductor | ours | ours, beyond nothing |" in page
 
 
 def nothing_can_be_captured(kernels: int) -> Any:
@@ -407,17 +406,9 @@ def test_a_failure_of_the_frames_costs_no_other_number(without_gpu: pytest.Monke
     without_gpu.setattr(host_cost_training, "graph_of", graph_of)
     found = host_cost.measure(row_of(Model()), 3)
     assert set(found["step"]) == {"failed"} and found["step"]["failed"]
-    assert found["ours"]["host"] > 0 and list(found["events"]["sum"]) == ["nothing", "ours"]
+    assert found["ours"]["host"] > 0
     if "split" in found:  # there is a launcher in C, and so a section
         assert "Our path was not taken apart of a step: " in page_with(found)
-
-
-def test_a_failure_of_the_profiler_costs_no_other_number(without_gpu: pytest.MonkeyPatch) -> None:
-    without_gpu.setattr(host_cost_training, "graph_of", Graphs())
-    without_gpu.setattr(event_profile, "profile", lambda **options: 1 / 0)
-    found = host_cost.measure(row_of(Model()), 3)
-    assert found["events"] == {"failed": "ZeroDivisionError: division by zero"}
-    assert found["step"]["amid"]["host"] > 0
 
 
 def test_without_graphs_of_ours_it_is_said(without_gpu: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,15 @@ def test_baseline_that_failed_before_need_not_be_tried_again():
     assert "1 perhaps: MOE" in text and "| VM | stock graphs | failed |" in text
 
 
+@pytest.mark.parametrize(("stock", "believed"), [(310, True), (290, False)])
+def test_stock_graphs_that_took_several_times_as_long_before_need_not_be_tried_again(stock, believed):
+    older = newer("VM", 100, stock, 110, 45, finished="2026-01-02T00:00:00+00:00")
+    row = newer("VM", 100, 80, 90, 45, without=("stock",))
+    main = unsure(ordinary("VM", 80, 80, 80, 45))
+    main.variants["stock"].timing, main.variants["stock"].status = None, "failed"
+    assert again.judging([main], [older, row]) == [row if believed else older]
+
+
 def test_failure_of_a_newer_row_is_listed_with_its_commit():
     row = newer("MOE", 100, 80, 40, 45, status="timeout", reason="timeout: no answer within 300 s", variants={})
     text = whole([*rows(), row])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from scripts.bench.measure import PATIENCE
 from scripts.bench.page import table
 from scripts.bench.process import METHODS, Process
 from scripts.bench.registry import choose
-from scripts.bench.results import decode, encode, write_json
+from scripts.bench.results import Decision, decode, encode, write_json
 from scripts.bench.side_by_side import in_turns
 from scripts.bench.stats import Ratio, ratio
 from scripts.bench.variants import INDUCTOR, OURS, STOCK
@@ -45,13 +46,15 @@ NEVER_MEASURED = ("stored", "pinned", "predicted")  # where decisions of a warm 
 @dataclass
 class Outcome:
     """A whole run. `cold`: compiled with nothing in the cache, so that compile times are what users wait for, where
-    not several workloads were compiled side by side (`jobs`)."""
+    not several workloads were compiled side by side (`jobs`); `undisturbed`: decisions were looked up while the others
+    stood still."""
 
     environment: dict[str, Any]
     commit: dict[str, Any]
     cold: bool
     seconds: float
     jobs: int = 1
+    undisturbed: bool = False
     judged: list[Judged] = field(default_factory=list)
 
 
@@ -90,7 +93,7 @@ def run(options: argparse.Namespace) -> Outcome:
         second = half(options, "judge", [name for name in names if first[name].reason is None], Path(folder))
     judged = [joined(first[name], second[name]) if name in second else first[name] for name in names]
     cold = options.cache is None
-    return Outcome(environment, facts.commit(options.commit), cold, options.seconds, options.jobs, judged)
+    return Outcome(environment, facts.commit(options.commit), cold, options.seconds, options.jobs, True, judged)
 
 
 def half(options: argparse.Namespace, role: str, names: Sequence[str], folder: Path) -> dict[str, Judged]:
@@ -149,14 +152,22 @@ def not_slower(judging: Judging) -> str:
 
 def kept(first: Deciding, second: Judging) -> bool:
     """Whether the second process measured nothing and chose as the first one had."""
-    before = {(one.function, one.sizes): one.chosen for one in first.decisions}
-    after = {(one.function, one.sizes): one.chosen for one in second.decisions}
-    return before == after and all(one.origin in NEVER_MEASURED for one in second.decisions)
+    same = choices(first.decisions) == choices(second.decisions)
+    return same and all(one.origin in NEVER_MEASURED for one in second.decisions)
+
+
+def choices(decisions: Sequence[Decision]) -> list[tuple[str, str, str]]:
+    """What was chosen for which function, by its name without the number of times that its code had been compiled
+    before: the second process has compiled other variants of it.
+    """
+    return sorted((_COMPILED.sub(r"\1", one.function), one.sizes, one.chosen) for one in decisions)
 
 
 def share_of_compiling(first: Deciding) -> float:
     return first.measuring_s / first.compiling_s
 
+
+_COMPILED = re.compile(r"(\d+)/\d+")
 
 Both = tuple[Judged, Deciding, Judging]
 
@@ -188,7 +199,7 @@ def page(outcome: Outcome) -> str:
         "`measuring` is what the iterations until everything was decided took beyond as many steady ones; `compiling` "
         f"the first call, from {'an empty' if outcome.cold else 'a shared'} cache. `finding` is how long a function of "
         "the second process takes to find its stored decision: the median, and the longest (the first one in a process "
-        f"also looks up the device).{beside(outcome.jobs)}",
+        f"also looks up the device).{beside(outcome)}",
         "",
         table(COSTS, [cost_row(*one) for one in both]),
     ]
@@ -198,13 +209,14 @@ def page(outcome: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def beside(jobs: int) -> str:
+def beside(outcome: Outcome) -> str:
     """What took longer than it would have alone."""
-    if jobs == 1:
+    if outcome.jobs == 1:
         return ""
+    slower = "compiling and recording" if outcome.undisturbed else "compiling, recording and finding"
     return (
-        f" Workloads were compiled {jobs} at a time, which makes compiling, recording and finding slower; while one "
-        "decided or was timed, all the others stood still."
+        f" Workloads were compiled {outcome.jobs} at a time, which makes {slower} slower; while one decided or was "
+        "timed, all the others stood still."
     )
 
 

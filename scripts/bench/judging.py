@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import statistics
 import time
 import traceback
@@ -167,25 +168,26 @@ def one_iteration(runner: Runner, draw: Draw) -> float:
 def judge(workload: Workload, device: torch.device, seconds: float, wait: Wait = at_once) -> Judged:
     """Run with what is stored, in turns with no graphs, stock graphs, and a graph whether or not it pays.
 
-    Timing begins when `wait` returns, and may take as many seconds as that says.
+    Whatever is timed, looking decisions up included, begins when `wait` returns, and may take as many seconds as that
+    says.
     """
     simulated = device.type == "cpu"
     program, setting = workload.program(device, tiny=simulated)
     draw = Draw(setting)
+    others = (INDUCTOR, ALWAYS) if simulated else (INDUCTOR, STOCK, ALWAYS)
+    runners = [warm(variant, program, draw, simulated)[0] for variant in others]
     before = len(functions())
     lookups: list[float] = []
-    with timed_lookups(lookups):
+    quiet = functools.cache(wait)
+    with timed_lookups(lookups, quiet):
         ours, _ = warm(OURS, program, draw, simulated, settled=False)
         with preserved(program), active(OURS, simulated):
             for _ in range(WARM_UP):
                 ours.iterate(program.fresh(draw))
                 synchronize(device)
     decisions = facts.decisions_of(functions()[before:])
-    others = (INDUCTOR, ALWAYS) if simulated else (INDUCTOR, STOCK, ALWAYS)
-    runners = [ours, *(warm(variant, program, draw, simulated)[0] for variant in others)]
-    most = wait()
     with preserved(program):
-        rounds = interleave(runners, draw, device, seconds, most)
+        rounds = interleave([ours, *runners], draw, device, seconds, quiet())
     for error in rounds.failed.values():
         raise error
     timings = {name: series.timing() for name, series in rounds.series.items()}
@@ -193,12 +195,16 @@ def judge(workload: Workload, device: torch.device, seconds: float, wait: Wait =
 
 
 @contextlib.contextmanager
-def timed_lookups(into: list[float]) -> Iterator[None]:
-    """Note how long it takes each function to find its stored decision, in µs: the first time for each kind of call."""
+def timed_lookups(into: list[float], wait: Wait = at_once) -> Iterator[None]:
+    """Note how long it takes each function to find its stored decision, in µs: the first time for each kind of call.
+
+    After `wait`, which is asked again each time.
+    """
     original = Selector.known
     seen: set[Any] = set()
 
     def known(self: Selector, call_key: Any) -> Any:
+        wait()
         start = time.perf_counter_ns()
         choice = original(self, call_key)
         took = time.perf_counter_ns() - start

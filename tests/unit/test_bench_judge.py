@@ -135,7 +135,7 @@ def test_warm_start_that_measures_or_chooses_otherwise_is_seen(change: dict[str,
 
 def outcome(*judged: Judged) -> judge.Outcome:
     environment = {"device": "cuda", "gpu": "Some GPU", "cpu": "Some CPU", "torch": "2.11.0", "driver": "1"}
-    return judge.Outcome(environment, {"id": "feed"}, True, 2.5, 1, list(judged))
+    return judge.Outcome(environment, {"id": "feed"}, True, 2.5, 1, True, list(judged))
 
 
 def test_page_says_what_was_met_and_where_not() -> None:
@@ -155,6 +155,31 @@ def test_page_says_what_was_met_and_where_not() -> None:
     assert "B: no" in lines["measuring costs below 5 % of compiling"]
     assert "B: no" in lines["a decision is found in under 1 ms"]
     assert "2.00%" in text and "550 us (longest 900 us)" in text and "RuntimeError: it broke" in text
+
+
+def test_page_says_what_others_that_compile_make_slower() -> None:
+    one = outcome(Judged("A", deciding=DECIDING, judging=judging(50, 100, 80, 50)))
+    assert "at a time" not in judge.page(one)
+    assert "16 at a time, which makes compiling and recording slower;" in judge.page(replace(one, jobs=16))
+    disturbed = replace(one, jobs=16, undisturbed=False)
+    assert "16 at a time, which makes compiling, recording and finding slower;" in judge.page(disturbed)
+
+
+def test_decisions_are_looked_up_when_the_machine_is_quiet(simulated: None) -> None:
+    torch._dynamo.reset()
+    decide(SMALL, CPU)
+    torch._dynamo.reset()
+    asked: list[int] = []
+
+    def wait() -> float:
+        asked.append(pygraph_inductor.report().functions[-1].calls)
+        time.sleep(0.2)
+        return 0.1
+
+    found = time_what_is_stored(SMALL, CPU, 0.1, wait).judging
+    assert found is not None and len(asked) == 1
+    [lookup] = found.lookups_us
+    assert lookup < 0.1 * 1e6, "waiting for it is no part of it"
 
 
 def test_outcome_survives_json() -> None:

@@ -293,9 +293,11 @@ def main() -> None:
         if options.read
         else run(options.rounds, options.commit, options.training, options.only, keep)
     )
+    file = options.read or options.out
+    text = host_cost_page.page(result, *([file.name] if file is not None else []))
     if options.page is not None:
-        options.page.write_text(host_cost_page.page(result))
-    print(host_cost_page.page(result))
+        options.page.write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ _ABOUT_FUNCTIONS = (
 )
 
 
-def page(result: dict[str, Any]) -> str:
-    """The numbers as a page of Markdown."""
+def page(result: dict[str, Any], source: str = "host_cost.json") -> str:
+    """The numbers as a page of Markdown; `source` is the name of their file."""
     where = result["environment"]
     rows = result["rows"]
     # What was measured before raw replays were has no such columns.
@@ -82,7 +82,7 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# What one call costs the host",
         "",
-        "Generated from `host_cost.json` by `python -m scripts.bench.host_cost --read … --page …`.",
+        f"Generated from `{source}` by `python -m scripts.bench.host_cost --read … --page …`.",
         "",
         f"{where['gpu']}, {where['cpu']}, torch {where['torch']}, driver {where['driver']}, commit"
         f" {result['commit']['id']}. Microseconds of host time per call, median of {result['rounds']} bursts of"

@@ -6,7 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from scripts.bench import engines, facts, judge, page, results
+import pytest
+
+from scripts.bench import engines, facts, host_cost_page, judge, page, results
 from scripts.bench.__main__ import DATA
 
 FOLDER = facts.ROOT / "docs" / "benchmarks"
@@ -24,9 +26,15 @@ def test_the_page_about_engines_is_generated_from_the_data():
     assert engines.page(data, "engines.svg") == (FOLDER / "engines.md").read_text()
 
 
-def test_the_page_about_decisions_is_generated_from_the_data():
-    data = json.loads((FOLDER / "judged.json").read_text())
-    assert judge.page(results.decode(judge.Outcome, data)) == (FOLDER / "judged.md").read_text()
+@pytest.mark.parametrize("name", ["judged", "judged_more"])
+def test_the_pages_about_decisions_are_generated_from_the_data(name):
+    data = json.loads((FOLDER / f"{name}.json").read_text())
+    assert judge.page(results.decode(judge.Outcome, data)) == (FOLDER / f"{name}.md").read_text()
+
+
+def test_the_page_about_resnet_s_host_time_is_generated_from_the_data():
+    data = json.loads((FOLDER / "host_cost_resnet.json").read_text())
+    assert host_cost_page.page(data, "host_cost_resnet.json") == (FOLDER / "host_cost_resnet.md").read_text()
 
 
 def test_no_file_has_a_path_of_the_machine_that_measured():

@@ -16,4 +16,7 @@ def in_turn(folder: Path, alone: bool) -> Iterator[None]:
         fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(machine, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
-        yield  # closing the files gives the locks back
+        try:
+            yield
+        finally:  # closing the file would not do it where a forked child still has it
+            fcntl.flock(machine, fcntl.LOCK_UN)

@@ -20,11 +20,12 @@ def in_turns(
     undisturbed: bool,
     tell: Callable[[str, str], None],
 ) -> dict[str, Found]:
-    """What a process for each of the names found; at most `jobs` prepare at a time, and wait at their gates.
+    """What a process for each of the names found; there are at most `jobs` at a time, which prepare or wait at their
+    gates.
 
     A gate is opened for `seconds` at most. `undisturbed`: nobody is stopped while preparing, because it matters how
-    long that takes; so nobody is timed before all are prepared. `tell(name, state)` is called whenever one gets
-    somewhere.
+    long that takes; so all that are there are prepared before one is timed, and all timed before others are started.
+    `tell(name, state)` is called whenever one gets somewhere.
     """
     waiting, preparing, ready = list(names), dict[str, Process](), dict[str, Process]()
     found: dict[str, Found] = {}
@@ -35,7 +36,7 @@ def in_turns(
 
     try:
         while waiting or preparing or ready:
-            while waiting and len(preparing) < jobs:
+            while waiting and len(preparing) + len(ready) < jobs and (preparing or not (undisturbed and ready)):
                 name = waiting.pop(0)
                 tell(name, "preparing")
                 preparing[name] = start(name)
@@ -44,12 +45,11 @@ def in_turns(
                     ready[name] = preparing.pop(name)
                 elif not process.running():
                     end(name, preparing.pop(name))
-            if ready and not (undisturbed and (waiting or preparing)):
-                name = next(iter(ready))
-                process = ready.pop(name)
-                with all_still([*preparing.values(), *ready.values()]):
+            if ready and not (undisturbed and preparing):
+                name, process = next(iter(ready.items()))
+                with all_still([one for one in (*preparing.values(), *ready.values()) if one is not process]):
                     process.go(seconds, process.limit)
-                end(name, process)
+                end(name, ready.pop(name))
             else:
                 time.sleep(POLL)
     finally:

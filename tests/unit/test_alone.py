@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -34,3 +36,25 @@ def test_one_that_is_alone_waits_for_those_that_came_before_and_keeps_those_that
     for thread in threads:
         thread.join(20)
     assert seen[3:] == ["first ends", "alone begins", "alone ends", "late begins", "late ends"]
+
+
+def test_child_that_is_still_there_keeps_nobody_out(tmp_path: Path) -> None:
+    with in_turn(tmp_path, alone=False):
+        child = subprocess.Popen(["sleep", "20"], pass_fds=open_files())
+    try:
+        entered = threading.Event()
+
+        def alone() -> None:
+            with in_turn(tmp_path, alone=True):
+                entered.set()
+
+        threading.Thread(target=alone, daemon=True).start()
+        assert entered.wait(10)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def open_files() -> list[int]:
+    """A forked child has them, too; one that starts another program is only given those that are named."""
+    return [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]

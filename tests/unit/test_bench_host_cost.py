@@ -27,6 +27,7 @@ from scripts.bench.registry import call_once
 from scripts.bench.variants import INDUCTOR, OURS
 from tests.simulated.hand_written import HandWritten
 
+SEVERAL = 10
 FOLDER = facts.ROOT / "docs" / "benchmarks"
 
 
@@ -197,14 +198,19 @@ def test_making_outputs_is_a_part_of_the_frame_and_grows_with_their_number(undis
     few = [torch.randn(8)]
     many = [torch.randn(8) for _ in range(64)]
     frame = bare_frame.bare_frame(host_cost_rows.each)
-    spent = [
-        host_cost.making_outputs(lambda one: call_once(frame, one), [inputs] * 4, host_cost_timing.in_a_burst)
-        for inputs in (few, many)
-    ]
-    start = time.perf_counter()
-    for _ in range(100):
-        call_once(frame, many)
-    assert 0 < 4 * spent[0] < spent[1] < (time.perf_counter() - start) / 100 * 1e6
+
+    def least(inputs: list[torch.Tensor]) -> float:
+        """Of several times: whoever else is at work here makes single ones longer."""
+        one = lambda sets: call_once(frame, sets)
+        return min(host_cost.making_outputs(one, [inputs] * 4, host_cost_timing.in_a_burst) for _ in range(SEVERAL))
+
+    def whole() -> float:
+        start = time.perf_counter()
+        for _ in range(host_cost_timing.BURST):
+            call_once(frame, many)
+        return (time.perf_counter() - start) / host_cost_timing.BURST * 1e6
+
+    assert 0 < 4 * least(few) < least(many) < min(whole() for _ in range(SEVERAL))
 
 
 @pytest.mark.parametrize("calls", [host_cost_timing.in_a_burst, host_cost_timing.one_by_one])

@@ -78,3 +78,34 @@ def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path, jobs: int) 
     if jobs == 1:
         assert told.index("dies preparing") < told.index("sleeps preparing") < told.index("quick preparing")
         assert told.index(f"sleeps {reasons['sleeps']}") < told.index("quick preparing")
+
+
+@pytest.mark.parametrize("undisturbed", [False, True])
+def test_no_more_than_so_many_are_there_at_a_time(tmp_path: Path, undisturbed: bool) -> None:
+    _, told = run(tmp_path, ["quick", "one", "two", "three"], jobs=2, undisturbed=undisturbed)
+    there = most = 0
+    for state in (line.split()[1] for line in told):
+        there += 1 if state == "preparing" else -1
+        most = max(most, there)
+    assert (there, most) == (0, 2)
+    if undisturbed:
+        assert [line.split()[1] for line in told] == ["preparing", "preparing", "done", "done"] * 2
+
+
+def test_interrupt_ends_also_the_one_that_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Process] = []
+    original = Process.__init__
+
+    def noted(self: Process, *args: object) -> None:
+        original(self, *args)  # type: ignore[arg-type]
+        started.append(self)
+
+    def interrupted(self: Process, seconds: float, limit: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Process, "__init__", noted)
+    monkeypatch.setattr(Process, "go", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, ["quick", "slow"], jobs=2)
+    assert [one.name for one in started] == ["first", "quick", "slow"]
+    assert not any(one.running() or one._process.is_alive() for one in started)

@@ -15,7 +15,7 @@ from pygraph_inductor.driver.protocol import SMALL
 
 
 def pretend_device(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(cuda, "_stream_of_our_own", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: mock.Mock(cuda_stream=0))
     monkeypatch.setattr(cuda, "supports_mapping", lambda _: True)

@@ -90,6 +90,10 @@ max_mirror_bytes: int = environment.number("max_mirror_bytes", 256 << 20)
 # Detours from the device over the CPU and back; float results may differ by rounding.
 transform_round_trips: bool = environment.flag("transform_round_trips", True)
 
+# Backwards return the gradients of parameters laid out as those, which autograd takes over; what has other strides, as
+# of convolutions computed channels-last, it copies. Off by default until it was measured on a GPU.
+transform_gradients: bool = environment.flag("transform_gradients", False)
+
 # Extra memory, in bytes, that verifying one recording may take, within half of what is free. Where outputs of two calls
 # do not fit, they are compared by digests, one after the other; what needs more even so runs without a graph.
 max_verify_bytes: int = environment.number("max_verify_bytes", 32 << 30)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_for_files
 
+from pygraph_inductor.codegen.gradients import lay_out
 from pygraph_inductor.codegen.visible import forward_returns
 from pygraph_inductor.transform import switches
 from pygraph_inductor.transform.apply import put_outputs_back
@@ -29,8 +30,9 @@ class GraphPass(CustomGraphModulePass):
         """Every rewrite, in order."""
         put_outputs_back(gm.graph)
         keep_apart(gm.graph)
+        lay_out(gm.graph)
 
     def uuid(self) -> Any:
         """Everything besides the graph and our options that what we generate depends on."""
-        rewrites = (*sorted(switches.on()), *astuple(switches.limits()))
+        rewrites = (*sorted(switches.on()), *astuple(switches.limits()), switches.layouts())
         return ("pygraph_inductor", get_hash_for_files(_FILES), forward_returns(), rewrites)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pygraph_inductor import config, settings
 from pygraph_inductor.settings import Settings
 from pygraph_inductor.transform import switches
+from pygraph_inductor.transform.gradients import Layout
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Compilation:
     rewrites: frozenset[str] = frozenset()
     # What they may take on the device.
     limits: switches.Limits = field(default_factory=switches.Limits)
+    # What the gradients of the inputs should look like, and what the outputs should of the graph at hand, a backward.
+    layouts: tuple[Layout | None, ...] = ()
+    wanted: tuple[Layout | None, ...] = ()
     # Graphs are wanted: by an option, by an annotation, or by `always`.
     asked: bool = False
     # "model.py:12 in forward": the first line of the user's code in the graph.
@@ -71,7 +75,7 @@ def going_on(compilation: Compilation) -> Iterator[None]:
     """Make `compilation` the current one."""
     token = _current.set(compilation)
     try:
-        with switches.turned_on(compilation.rewrites, compilation.limits):
+        with switches.turned_on(compilation.rewrites, compilation.limits, compilation.wanted or compilation.layouts):
             yield
     finally:
         _current.reset(token)

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from pygraph_inductor.codegen import registration
+from pygraph_inductor.codegen import gradients, registration
 from pygraph_inductor.replay import native
 from pygraph_inductor.reporting.places import place_of
 from pygraph_inductor.seams import declines
 from pygraph_inductor.seams.compilation import Compilation, entered, from_knobs, going_on
 from pygraph_inductor.transform import apply, mirrors
+from pygraph_inductor.transform.gradients import GRADIENTS, Layout, layouts_of
 
 _GRAPHS = "triton.cudagraphs"
 _FAILED = "a compilation is left to stock PyTorch"
@@ -53,9 +54,11 @@ def _prepare(arguments: dict[str, Any], compilation: Compilation) -> Compilation
     compilation = _compilation(compilation, model, options)
     if _is_turned_on_by_us(compilation, options, model, arguments["example_inputs_"]):
         arguments["config_patches"] = {**options, _GRAPHS: True}
-    arguments["inner_compile"] = _remembering(arguments["inner_compile"], compilation)
     if _may_be_recorded(compilation, model, arguments["example_inputs_"]):
         native.begin()
+        if GRADIENTS in compilation.rewrites:
+            compilation = replace(compilation, layouts=layouts_of(arguments["example_inputs_"]))
+    arguments["inner_compile"] = _remembering(arguments["inner_compile"], compilation)
     _register(compilation)
     return compilation
 
@@ -118,12 +121,13 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
 
     @functools.wraps(inner_compile)
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
-        with going_on(replace(compilation, began_ns=time.perf_counter_ns())):
+        at_hand = replace(compilation, began_ns=time.perf_counter_ns(), wanted=_wanted(args, kwargs, compilation))
+        with going_on(at_hand):
             with declines.harmless("code generation is left to stock PyTorch", compilation.settings.strict):
                 _register(compilation)
             if not args or not isinstance(args[0], torch.fx.GraphModule):
                 return inner_compile(*args, **kwargs)
-            before = _transform(args[0], _static_inputs(args, kwargs), compilation)
+            before = _rewrite(args[0], _static_inputs(args, kwargs), at_hand)
             try:
                 return inner_compile(*_with_mirrors(args), **_static_with_mirrors(args, kwargs))
             except Exception as error:
@@ -133,6 +137,16 @@ def _remembering(inner_compile: Callable[..., Any], compilation: Compilation) ->
             return inner_compile(*args, **kwargs)
 
     return compile_inner
+
+
+def _wanted(args: tuple[Any, ...], kwargs: dict[str, Any], compilation: Compilation) -> tuple[Layout | None, ...]:
+    """What the outputs of a backward should look like."""
+    if not any(compilation.layouts) or not kwargs.get("is_backward"):
+        return ()
+    with declines.harmless("gradients stay as Inductor lays them out", compilation.settings.strict):
+        if args and isinstance(args[0], torch.fx.GraphModule):
+            return gradients.wanted(args[0].graph, compilation.layouts)
+    return ()
 
 
 def _static_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
@@ -155,6 +169,16 @@ def _static_with_mirrors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
     """Mirrors are static inputs as much as what they mirror."""
     more = range(len(args[1]), len(args[1]) + len(mirrors.used(args[0].graph)))
     return {**kwargs, "static_input_idxs": [*kwargs["static_input_idxs"], *more]} if more else kwargs
+
+
+def _rewrite(module: torch.fx.GraphModule, static: frozenset[int], compilation: Compilation) -> torch.fx.Graph | None:
+    """All that is done to a graph before Inductor sees it. Returns a copy of what it was, if anything was done."""
+    before = _transform(module, static, compilation)
+    if not compilation.wanted:
+        return before
+    before = copy.deepcopy(module.graph) if before is None else before
+    gradients.ask(module.graph, compilation.wanted)
+    return before
 
 
 def _transform(module: torch.fx.GraphModule, static: frozenset[int], compilation: Compilation) -> torch.fx.Graph | None:

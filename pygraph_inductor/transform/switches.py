@@ -1,5 +1,5 @@
-"""Which rewrites are on for the compilation going on, and what they may take on the device: set by `seams`, part of our
-cache key (codegen/graph_pass.py).
+"""Which rewrites are on for the compilation going on, what they may take on the device, and which layouts are wanted of
+gradients: set by `seams`, part of our cache key (codegen/graph_pass.py).
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from pygraph_inductor.transform.gradients import Layout
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Limits:
 _on: ContextVar[frozenset[str]] = ContextVar("pygraph_inductor.rewrites", default=frozenset())
 _limits: ContextVar[Limits] = ContextVar("pygraph_inductor.limits")
 _NO_OTHER = Limits()
+_layouts: ContextVar[tuple[Layout | None, ...]] = ContextVar("pygraph_inductor.layouts", default=())
 
 
 def on() -> frozenset[str]:
@@ -34,12 +37,18 @@ def limits() -> Limits:
     return _limits.get(_NO_OTHER)
 
 
+def layouts() -> tuple[Layout | None, ...]:
+    """Layouts wanted of the gradients of a forward's inputs, or, in a backward, of its outputs; empty: none is."""
+    return _layouts.get()
+
+
 @contextlib.contextmanager
-def turned_on(names: frozenset[str], limits: Limits) -> Iterator[None]:
-    """Within it exactly these rewrites are on, and these are the limits."""
-    before, limits_before = _on.set(names), _limits.set(limits)
+def turned_on(names: frozenset[str], limits: Limits, layouts: tuple[Layout | None, ...] = ()) -> Iterator[None]:
+    """Within it exactly these rewrites are on, and these are the limits and layouts."""
+    before, limits_before, layouts_before = _on.set(names), _limits.set(limits), _layouts.set(layouts)
     try:
         yield
     finally:
         _on.reset(before)
         _limits.reset(limits_before)
+        _layouts.reset(layouts_before)

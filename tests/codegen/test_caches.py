@@ -64,11 +64,35 @@ def once(aot):
 print(json.dumps([once(True), once(False)]))
 """
 
+# Compiles one training step whose backward has the same graph and inputs for a parameter of either layout, and says
+# what the caches answered and whether the backward gave the gradient the parameter's layout.
+LAYOUTS = """
+import json, sys
+import torch, torch._functorch.config
+import pygraph_inductor
+from torch._dynamo.utils import counters
 
-def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+pygraph_inductor.config.transform_gradients = "on" in sys.argv
+weight = torch.randn(8, 4).t() if "turned" in sys.argv else torch.randn(4, 8)
+weight.requires_grad_()
+strides = []
+weight.register_hook(lambda gradient: strides.append(gradient.stride()))
+with torch._functorch.config.patch(enable_autograd_cache="aot" in sys.argv):
+    compiled = torch.compile(lambda x, weight: x * weight, mode="reduce-overhead")
+    for _ in range(3):
+        compiled(torch.randn(4, 8), weight).square().sum().backward()
+print(json.dumps([{
+    "aot": [counters["aot_autograd"]["autograd_cache_" + what] for what in ("hit", "miss")],
+    "fx": [counters["inductor"]["fxgraph_cache_" + what] for what in ("hit", "miss")],
+    "taken": set(strides) == {weight.stride()},
+}]))
+"""
+
+
+def run(folder: Path, *arguments: str, program: str = PROGRAM) -> list[dict[str, Any]]:
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder), "PYGRAPH_SIMULATE": "1", "PYTHONPATH": paths}
-    command = [sys.executable, "-c", PROGRAM, *arguments]
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -137,3 +161,26 @@ def test_key_names_the_text_of_our_code_generation(monkeypatch):
     assert {Path(name).name for name in graph_pass._FILES} >= {"wrapper.py", "visible.py", "generated_code.py"}
     monkeypatch.setattr(graph_pass, "_FILES", graph_pass._FILES[:-1])
     assert graph_pass.GraphPass().uuid() != before
+
+
+def test_layouts_of_gradients_are_told_apart_where_the_graphs_are_the_same(tmp_path):
+    """The layout of a parameter that the backward does not read shows in nothing else that Inductor's key covers."""
+
+    def answers(*arguments: str) -> dict[str, Any]:
+        return run(tmp_path, *arguments, program=LAYOUTS)[0]
+
+    assert not answers("turned")["taken"]  # there is something to do
+    for arguments in (("on", "turned"), ("on",)):
+        for expected in ([0, 2], [2, 0]):
+            answer = answers(*arguments)
+            assert answer["taken"] and answer["fx"] == expected, arguments
+
+
+def test_layouts_of_gradients_are_part_of_the_key_of_whole_steps(tmp_path):
+    def answers(*arguments: str) -> dict[str, Any]:
+        return run(tmp_path, "aot", "turned", *arguments, program=LAYOUTS)[0]
+
+    for arguments in ((), ("on",)):
+        for expected in ([0, 1], [1, 0]):
+            answer = answers(*arguments)
+            assert answer["taken"] == bool(arguments) and answer["aot"] == expected, arguments

@@ -24,6 +24,7 @@ from pygraph_inductor.codegen.order import uploads_first
 from pygraph_inductor.replay.uploads import upload
 from pygraph_inductor.seams import compilation, compile_fx
 from pygraph_inductor.transform import apply as applying
+from pygraph_inductor.transform.gradients import GRADIENTS
 from pygraph_inductor.transform.operators import UPLOAD
 
 from .fake_cuda import Generated, compile_module, generate
@@ -294,8 +295,11 @@ def test_error_of_the_program_itself_comes_through(cuda, tmp_path):
 
 
 def test_every_rewrite_has_a_knob_and_every_knob_a_rewrite():
-    every = applying.ALL | {CONTROL_FLOW, ORDER}
-    assert settings.rewrites() == every
+    every = applying.ALL | {CONTROL_FLOW, ORDER, GRADIENTS}
+    assert settings.rewrites() == every - {GRADIENTS}  # off by default
+    with config.patch(transform_gradients=True):
+        assert settings.rewrites() == every
+    every -= {GRADIENTS}
     with config.patch(transform_order=False):
         assert settings.rewrites() == every - {ORDER}
     with config.patch(transform=False):

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from tests.gpu.comparing import DEVICE, Counting, agree, compiled, plainly, watching_outputs
+from pygraph_inductor import config
+from tests.gpu.comparing import DEVICE, Counting, agree, compiled, plainly, same_bits, watching_outputs
 
 
 def randn(*size: int) -> torch.Tensor:
@@ -44,6 +46,67 @@ def test_gradient_is_stolen_from_the_backward_and_not_cloned() -> None:
     for number in range(6):
         assert stolen(), f"call {number}"
     counting.expect(replays=6)
+
+
+class Convolving:
+    """Training steps of a network that Inductor computes channels-last; its parameters are not.
+
+    `copied`: parameters whose gradients autograd did not take over. `copies`: its copies in the last step.
+    """
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 128, 3, padding=1, bias=False),  # more than 64 channels, or Inductor leaves the layout
+            torch.nn.BatchNorm2d(128),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(128, 128, 1, bias=False),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(128, 128, 3, bias=False),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Linear(128, 16),
+        ).to(DEVICE)
+        self.call = compiled(lambda x: self.model(x).float().square().mean())
+        self.came: dict[str, int] = {}
+        for name, parameter in self.model.named_parameters():
+            parameter.register_hook(lambda gradient, name=name: self.came.__setitem__(name, gradient.data_ptr()))
+        self.copied: list[set[str]] = []
+        self.copies = 0
+
+    def step(self) -> list[torch.Tensor]:
+        self.model.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = self.call(randn(4, 3, 32, 32))
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            loss.backward()
+        copies = [event for event in seen.events() if event.name == "aten::copy_" and event.cpu_parent is not None]
+        self.copies = sum("AccumulateGrad" in event.cpu_parent.name for event in copies)
+        gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+        self.copied.append({name for name, one in gradients.items() if one.data_ptr() != self.came[name]})
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter -= 0.1 * parameter.grad
+        return list(gradients.values())
+
+
+def test_gradients_of_convolutions_are_taken_over_where_they_are_laid_out_as_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Autograd's copies are kernels that the backward's graph does not have. Without them every bit is the same."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    steps, gradients = {}, {}
+    for on in (False, True):
+        torch._dynamo.reset()  # the same code: it would be served by what was compiled first
+        counting = Counting()
+        with config.patch(transform_gradients=on):
+            steps[on] = Convolving()
+            gradients[on] = [step for _ in range(6) for step in steps[on].step()]
+        counting.expect(replays=8)
+    assert all(one == {"0.weight", "5.weight"} for one in steps[False].copied)
+    assert not any(steps[True].copied)
+    assert steps[False].copies == 2 and steps[True].copies == 0
+    assert all(same_bits(one, other) for one, other in zip(gradients[False], gradients[True], strict=True))
 
 
 def test_gradient_owns_its_memory_alone() -> None:

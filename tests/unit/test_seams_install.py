@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.compile_fx as compile_fx
+import torch._inductor.cudagraph_trees as cudagraph_trees
 from seams_running import running, stock_runs
 
 import pygraph_inductor
@@ -68,7 +69,7 @@ def test_function_that_somebody_wrapped_around_ours_stays_and_ours_does_nothing(
     pygraph_inductor.disable()
     assert compile_fx.cudagraphify is theirs
     handed_on = []
-    monkeypatch.setattr(torch._inductor.cudagraph_trees, "cudagraphify_impl", lambda *a, **k: handed_on.append(a))
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", lambda *a, **k: handed_on.append(a))
     run = theirs(print, (), device_index=0, stack_traces=[], is_backward=False, is_inference=True, placeholders=())
     assert calls and "pygraph" not in type(run).__module__
 
